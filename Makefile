@@ -23,6 +23,10 @@ NEWEST_TESTS := tests/models tests/runs tests/serving
 # The version of Triton that the GPU build of this torch comes with.
 TRITON := triton==3.7.1
 
+# torchtitan and what it imports, but for datasets, of which it needs an older version than lagwise.
+TITAN := torchtitan==0.3.0 spmd_types==0.2.3 torch_checkpointing==0.1.1 torchdata==0.11.0 tyro==1.0.17 typeguard==4.6.1 \
+  docstring_parser==0.18.0 tensorboard==2.21.0 tensorboard_data_server==0.7.2 absl-py==2.5.1 werkzeug==3.1.9 grpcio==1.85.3
+
 # What tests/fuzz/guided reads with, each for 75 seconds.
 READERS := tables times lines archives recordings recipes weights bodies
 
@@ -30,7 +34,7 @@ READERS := tables times lines archives recordings recipes weights bodies
 UV := uv==0.13.9
 AUDIT := cyclonedx-bom==7.5.0 pip-audit==2.10.1
 
-.PHONY: demo test test-slow test-gpu test-device test-triton test-lowest test-newest coverage fuzz mutate lint names bench docs docs-serve \
+.PHONY: demo test test-slow test-gpu test-device test-triton test-titan test-lowest test-newest coverage fuzz mutate lint names bench docs docs-serve \
   wheel-check hashes audit release-check release clean
 
 $(INSTALLED): pyproject.toml papers/pyproject.toml constraints.txt
@@ -69,6 +73,10 @@ test-triton: $(INSTALLED)  ## the fused kernels for GPUs, in Triton's interprete
 	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 PYTHONPATH=build/triton $(BIN)/python -m pytest tests/ops/test_fused.py
 	PYTHONPATH=build/triton $(BIN)/python -m pytest tests/ops/test_fused_compilation.py
 
+test-titan: $(INSTALLED)  ## trainings by torchtitan, in two processes on CPUs, on Linux
+	rm -rf build/titan && $(BIN)/python -m pip install $(QUIETLY) --no-deps --target build/titan $(TITAN) $(TRITON)
+	OMP_NUM_THREADS=1 PYTHONPATH=build/titan $(BIN)/python -m pytest -m 'slow or not slow' tests/models/test_titan.py
+
 test-lowest:  ## part of the test suite with the lowest versions that pyproject.toml promises
 	rm -rf build/lowest && $(PYTHON) -m venv build/lowest
 	build/lowest/bin/python -m pip install $(QUIETLY) uv torch==$(LOWEST_TORCH)
@@ -103,7 +111,6 @@ fuzz: $(INSTALLED)  ## random models against dense references, 20 minutes; reade
 	$(BIN)/python -m pip install $(QUIETLY) --editable '.[fuzz]' --constraint constraints.txt
 	for name in $(READERS); do OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/guided/harnesses.py $$name \
 	  -max_total_time=$${LAGWISE_GUIDED_SECONDS:-75} || exit 1; done
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/serving/test_openapi.py
 
 mutate: $(INSTALLED)  ## how many small changes of PACKAGE=forecasting, drawn by a seed, its tests notice in SECONDS=1800
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/mutate.py $(PACKAGE) --seconds $(or $(SECONDS),1800) \

@@ -62,8 +62,8 @@ CANDIDATES: dict[str, Fields] = {
 }
 
 
-def parts(model: str) -> tuple[str, str, str]:
-    """The layers of a model, its longest n-gram, and its sizes of matches, from its name."""
+def parse_name(model: str) -> tuple[str, str, str]:
+    """Parse the layers of a model, its longest n-gram, and its sizes of matches, from its name."""
     name, _, matches = model.removesuffix(_MUON).partition("@")
     name, _, longest = name.partition("+")
     return name, longest, matches
@@ -72,7 +72,7 @@ def parts(model: str) -> tuple[str, str, str]:
 def recipe(model: str, rate: float, source: str, folder: Path) -> Path:
     """Write the recipe of a run."""
     optimizer = "muon" if model.endswith(_MUON) else "adamw"
-    name, longest, matches = parts(model)
+    name, longest, matches = parse_name(model)
     fields = CANDIDATES[name] if name in CANDIDATES else load_recipe(name).model
     if longest:
         fields = {**fields, "ngram_sizes": list(range(2, int(longest) + 1))}
@@ -93,11 +93,11 @@ def train(run: Path, key: str, path: Path, plan: dict[str, Any], results: Path) 
     count = plan["steps"]
     new = ["--recipe", str(path), *cadence(count, _EVALUATIONS)]
     done = finish(run, new, ["--lengths", _LENGTHS, "--tokens", str(_TOKENS)])
-    found = scores(run)
+    run_scores = scores(run)
     curve = [(m["step"], m["eval_loss"]) for m in done["evaluations"]]
-    kept = {**plan, "machine": done["machine"], "model": load_recipe(str(path)).model, "curve": curve}
-    keep(results, key, {**kept, "scores": {split: found[split] for split in ("valid", "test")}})
-    by_length = " ".join(f"{score['bits_per_byte']:.4f}" for score in found["test"])
+    result = {**plan, "machine": done["machine"], "model": load_recipe(str(path)).model, "curve": curve}
+    keep(results, key, {**result, "scores": {split: run_scores[split] for split in ("valid", "test")}})
+    by_length = " ".join(f"{score['bits_per_byte']:.4f}" for score in run_scores["test"])
     print(f"{key}: {count} steps, test bits per byte at {_LENGTHS}: {by_length}", flush=True)
 
 
@@ -110,27 +110,27 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=5, help="minutes per run (5)")
     parser.add_argument("--workers", type=int, default=2, help="concurrent runs (2)")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/best-lm-cpu.json"))
-    given = parser.parse_args()
-    models = given.models.split(",")
-    if unknown := {parts(model)[0] for model in models} - {*BASELINES, *CANDIDATES}:
+    args = parser.parse_args()
+    models = args.models.split(",")
+    if unknown := {parse_name(model)[0] for model in models} - {*BASELINES, *CANDIDATES}:
         parser.error(f"unknown models {', '.join(sorted(unknown))}; known: {', '.join([*BASELINES, *CANDIDATES])}")
-    made = {}
-    for part in given.data.split(","):
-        name, _, source = part.partition("=")
-        folder = given.runs / f"{name}-{given.minutes:g}"
+    jobs_by_key = {}
+    for pair in args.data.split(","):
+        name, _, source = pair.partition("=")
+        folder = args.runs / f"{name}-{args.minutes:g}"
         folder.mkdir(parents=True, exist_ok=True)
         source = source if source == "stdlib" else str(Path(source).resolve())
         for model in models:
-            for rate in map(float, given.rates.split(",")):
+            for rate in map(float, args.rates.split(",")):
                 path = recipe(model, rate, source, folder)
-                made[f"{name}/{given.minutes:g}/{model}/{rate}"] = folder / f"{model}-{rate}", path
-    jobs = {key: (str(path), list[str]()) for key, (_, path) in made.items()}
-    plan = planned(jobs, given.minutes, given.runs / "costs.json", _EVALUATIONS)
-    runs = (partial(train, run, key, path, plan[key], given.results) for key, (run, path) in made.items())
-    together(given.workers, runs)
-    found = json.loads(given.results.read_text())["results"]
-    for key in sorted(made, key=lambda key: found[key]["scores"]["valid"]["bits_per_byte"]):
-        print(f"{found[key]['scores']['valid']['bits_per_byte']:.4f}  {key}")
+                jobs_by_key[f"{name}/{args.minutes:g}/{model}/{rate}"] = folder / f"{model}-{rate}", path
+    jobs = {key: (str(path), list[str]()) for key, (_, path) in jobs_by_key.items()}
+    plan = planned(jobs, args.minutes, args.runs / "costs.json", _EVALUATIONS)
+    runs = (partial(train, run, key, path, plan[key], args.results) for key, (run, path) in jobs_by_key.items())
+    together(args.workers, runs)
+    results = json.loads(args.results.read_text())["results"]
+    for key in sorted(jobs_by_key, key=lambda key: results[key]["scores"]["valid"]["bits_per_byte"]):
+        print(f"{results[key]['scores']['valid']['bits_per_byte']:.4f}  {key}")
 
 
 if __name__ == "__main__":

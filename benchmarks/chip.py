@@ -29,21 +29,21 @@ _FIGURES = ("constant_bytes", "flash_bytes", "state_bytes", "stack_bytes", "mult
 
 
 def code(run: Path, **options: Any) -> dict[str, Any]:
-    """The sizes of a run's step as C code, and the score of one in 8-bit integers."""
+    """Measure the sizes of a run's step as C code, and the score of one in 8-bit integers."""
     with tempfile.TemporaryDirectory() as folder:
         figures = export_run(run, Path(folder, "c"), format="c", progress=False, **options)
     return {name: figures[name] for name in (*_FIGURES, "int8") if name in figures}
 
 
 def result(run: Path) -> dict[str, Any]:
-    """Scores of a run on its test data, and its step as C code; that of `chip` for prompts also in 8-bit integers."""
+    """Score a run on its test data, and its step as C code; that of `chip` for prompts also in 8-bit integers."""
     if load_recipe(str(run / "recipe.yaml")).task["name"] == "sequence_labelling":
         scores = score(run)
-        kept = ("parameters", "seconds", "steps", "without_positions", "with_positions")
-        return {**{name: scores[name] for name in kept}, "float": code(run)}
+        copied = ("parameters", "seconds", "steps", "without_positions", "with_positions")
+        return {**{name: scores[name] for name in copied}, "float": code(run)}
     about = json.loads((run / "run.json").read_text())
-    found = {"parameters": about["parameters"], "test": evaluate_run(run, progress=False)["test"]}
-    return {**found, "float": code(run), **({"int8": code(run, quantize="int8")} if "chip" in run.name else {})}
+    figures = {"parameters": about["parameters"], "test": evaluate_run(run, progress=False)["test"]}
+    return {**figures, "float": code(run), **({"int8": code(run, quantize="int8")} if "chip" in run.name else {})}
 
 
 def main() -> None:

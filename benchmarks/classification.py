@@ -45,7 +45,7 @@ def measure(run: Path, data: str, overrides: list[str]) -> dict[str, Any]:
 
 
 def tf_idf(data: str, words: int) -> dict[str, Any]:
-    """Logistic regression (C = 4) on TF-IDF features of up to ``words`` words."""
+    """Score logistic regression (C = 4) on TF-IDF features of up to ``words`` words."""
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
 
@@ -68,16 +68,16 @@ def main() -> None:
     results = json.loads(options.out.read_text())["results"] if options.out.is_file() else {}
     command = f"python benchmarks/classification.py {' '.join(sys.argv[1:])}"
 
-    def add(name: str, found: dict[str, Any]) -> None:
-        results[name] = found
+    def add(name: str, result: dict[str, Any]) -> None:
+        results[name] = result
         save_results(options.out, command, results)
-        print(f"{name:<24} test accuracy {found['test']['accuracy']:.4f}", flush=True)
+        print(f"{name:<24} test accuracy {result['test']['accuracy']:.4f}", flush=True)
 
     for words in (1, 2) if options.tf_idf else ():
         add(f"tf-idf of {words} word(s)", tf_idf(options.data, words))
     for name in options.models.split(","):
-        own = "training.first_answer=none" if name == "recipe" else f"model={name}"
-        add(name, measure(options.runs / name, options.data, [own, *overrides]))
+        override = "training.first_answer=none" if name == "recipe" else f"model={name}"
+        add(name, measure(options.runs / name, options.data, [override, *overrides]))
 
 
 if __name__ == "__main__":

@@ -65,8 +65,8 @@ def recipe_model(name: str, layers: int) -> nn.Module:
 
 
 def inputs(kind: str, batch: int, length: int) -> dict[str, Tensor]:
-    """Random tokens; padded rows end with up to a third of padding, packed ones have texts of 50 tokens on average, of
-    all lengths."""
+    """Draw random tokens; padded rows end with up to a third of padding, packed ones have texts of 50 tokens on
+    average, of all lengths."""
     ids = torch.randint(3, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(length))
     if kind == "plain":
         return {"input_ids": ids, "labels": ids}
@@ -78,68 +78,68 @@ def inputs(kind: str, batch: int, length: int) -> dict[str, Tensor]:
     return {"input_ids": ids, "labels": ids.masked_fill(mask == 0, -100), "attention_mask": mask}
 
 
-def step(model: nn.Module, given: dict[str, Tensor]) -> list[Tensor]:
-    """The loss and the gradients of a step."""
+def step(model: nn.Module, inputs: dict[str, Tensor]) -> list[Tensor]:
+    """Compute the loss and the gradients of a step."""
     model.zero_grad()
-    loss = model(**given, use_cache=False).loss
+    loss = model(**inputs, use_cache=False).loss
     loss.backward()
     return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
 
 
 def timed(run: Callable[[], T]) -> tuple[dict[str, float], T]:
-    """The seconds that a call takes, by the clock and of the CPU, and its result."""
+    """Time a call by the clock and by the CPU, and return its result too."""
     clock, cpu = time.perf_counter(), cpu_seconds()
     result = run()
     return {"clock": time.perf_counter() - clock, "cpu": cpu_seconds() - cpu}, result
 
 
 def cpu_seconds() -> float:
-    """Those of this process and of all that it started: PyTorch's compiling processes live on."""
-    own = psutil.Process()
-    return sum(sum(process.cpu_times()[:4]) for process in (own, *own.children(recursive=True)))
+    """Sum the CPU seconds of this process and of all that it started: PyTorch's compiling processes live on."""
+    this = psutil.Process()
+    return sum(sum(process.cpu_times()[:4]) for process in (this, *this.children(recursive=True)))
 
 
 def measure(name: str, kind: str, layers: int, batch: int, lengths: list[int], repeats: int) -> dict[str, Any]:
-    """One row of the results."""
+    """Measure one row of the results."""
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
     model, compiled = recipe_model(name, layers), recipe_model(name, layers)  # of the same weights
     compile_model(compiled)
     row: dict[str, Any] = {"recipe": name, "rows": kind, "compile_seconds": [], "loss": 0.0, "gradients": 0.0}
     for length in lengths:
-        given = inputs(kind, batch, length)
-        spent, found = timed(lambda given=given: step(compiled, given))
+        batch_inputs = inputs(kind, batch, length)
+        spent, results = timed(lambda batch_inputs=batch_inputs: step(compiled, batch_inputs))
         row["compile_seconds"].append(spent)
-        found = [each.clone() for each in found]
-        exact = step(model, given)
-        row["loss"] = max(row["loss"], float((found[0] - exact[0]).abs() / exact[0]))
+        results = [each.clone() for each in results]
+        exact = step(model, batch_inputs)
+        row["loss"] = max(row["loss"], float((results[0] - exact[0]).abs() / exact[0]))
         differences = [
             float((a - b).abs().max() / b.abs().max().clamp(min=1e-12))
-            for a, b in zip(found[1:], exact[1:], strict=True)
+            for a, b in zip(results[1:], exact[1:], strict=True)
         ]
         row["gradients"] = max(row["gradients"], *differences)
     row["graphs"] = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     if not row["gradients"] <= _TOLERANCE:
         raise RuntimeError(f"{name}, {kind} rows: a gradient is off by {row['gradients']:.1e} of its largest")
-    given = inputs(kind, batch, lengths[0])
-    methods = {"compiled": lambda: step(compiled, given), "eager": lambda: step(model, given)}
+    batch_inputs = inputs(kind, batch, lengths[0])
+    methods = {"compiled": lambda: step(compiled, batch_inputs), "eager": lambda: step(model, batch_inputs)}
     return row | interleaved(methods, repeats=repeats)  # type: ignore[arg-type]
 
 
-def main(given: argparse.Namespace) -> None:
+def main(args: argparse.Namespace) -> None:
     torch._inductor.config.force_disable_caches = True  # type: ignore[attr-defined]
-    lengths = [int(each) for each in given.lengths.split(",")]
-    rows = json.loads(given.out.read_text())["results"]["rows"] if given.out.exists() else []
+    lengths = [int(each) for each in args.lengths.split(",")]
+    rows = json.loads(args.out.read_text())["results"]["rows"] if args.out.exists() else []
     done = {(row["recipe"], row["rows"]) for row in rows}
     once = timed(lambda: torch.compile(torch.sin)(torch.zeros(100)))[0]
-    shape = {"layers": given.layers, "batch": given.batch, "lengths": lengths, "once": once}
+    shape = {"layers": args.layers, "batch": args.batch, "lengths": lengths, "once": once}
     for kind in KINDS:
-        for name in given.recipes.split(","):
+        for name in args.recipes.split(","):
             if (name, kind) in done:
                 continue
-            row = measure(name, kind, given.layers, given.batch, lengths, given.repeats)
+            row = measure(name, kind, args.layers, args.batch, lengths, args.repeats)
             rows.append(row)
-            save_results(given.out, " ".join(["python", *sys.argv]), {**shape, "rows": rows})
+            save_results(args.out, " ".join(["python", *sys.argv]), {**shape, "rows": rows})
             spent = ", ".join(f"{each['clock']:.1f} ({each['cpu']:.1f})" for each in row["compile_seconds"])
             print(
                 f"{name:24}{kind:8} {row['graphs']} graphs, {spent} s; loss {row['loss']:.0e}, gradients"

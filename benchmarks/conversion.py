@@ -32,7 +32,7 @@ from lagwise_papers.bench.streams import state_bytes
 from lagwise_papers.bench.timing import save_results
 
 TOLERANCES = (1e-2, 1e-3)
-CONTEXT, MOST_TOKENS = 512, 2048  # tokens of the context; tokens that the n states support
+CONTEXT, N_STATES_TOKENS = 512, 2048  # tokens of the context; tokens that the n states support
 
 
 def main(out: Path, runs: list[Path]) -> None:
@@ -42,13 +42,13 @@ def main(out: Path, runs: list[Path]) -> None:
         with torch.inference_mode():
             first = next(m for m in model.modules() if isinstance(m, ToeplitzMixer))
             taps = effective_taps(first, 4096)
-            n_states = replace_toeplitz(copy.deepcopy(model), lambda mixer: NStates(mixer, MOST_TOKENS))
+            n_states = replace_toeplitz(copy.deepcopy(model), lambda mixer: NStates(mixer, N_STATES_TOKENS))
             base: dict[str, Any] = {
                 "run": run.name,
                 "taps": taps.shape[1],
                 "n_states_float32": float32_error(taps, n_state_modes(taps)),
-                "state": held(model),
-                "n_states_state": held(n_states),
+                "state": stream_bytes(model),
+                "n_states_state": stream_bytes(n_states),
             }
         for tolerance in TOLERANCES:
             with tempfile.TemporaryDirectory() as folder:
@@ -68,7 +68,7 @@ def main(out: Path, runs: list[Path]) -> None:
                         **base,
                         **{key: value for key, value in result.items() if key not in ("run", "out")},
                         "float32": float32_error(taps, mixer.kernel.recurrence()),
-                        "converted_state": held(after),
+                        "converted_state": stream_bytes(after),
                         "tokens_per_second": tokens_per_second(
                             {"before": model, "after": after, "n states": n_states}, CONTEXT
                         ),
@@ -81,20 +81,20 @@ def main(out: Path, runs: list[Path]) -> None:
 
 
 def compared(run: Path, converted: Path, length: int) -> dict[str, float]:
-    """Bits per byte of test text before and after."""
+    """Measure the bits per byte of test text before and after."""
     before, after = (evaluate_run(each, [length], max_tokens=65537)["test"][0] for each in (run, converted))
     return {"length": length, "before": before["bits_per_byte"], "after": after["bits_per_byte"]}
 
 
-def held(model: Any) -> int:
-    """Bytes of a stream's state after a context."""
+def stream_bytes(model: Any) -> int:
+    """Count the bytes of a stream's state after a context."""
     cache = StreamingCache(model.config.num_hidden_layers)
     model(torch.randint(256, (1, CONTEXT)), past_key_values=cache, logits_to_keep=1)
     return state_bytes(cache)
 
 
 def float32_error(taps: Tensor, modes: Modes) -> float:
-    """Largest error of the impulse response in float32, relative to each channel's largest gain."""
+    """Compute the largest error of the impulse response in float32, relative to each channel's largest gain."""
     ssm = DiagonalSSM.of(modes.to(torch.float32))
     state = ssm.start(1)
     worst = torch.zeros(len(taps))

@@ -33,8 +33,8 @@ _DICTIONARIES = ("american-english", "dutch", "french", "ngerman", "italian", "p
 
 def _divided(rows: Sequence[tuple]) -> dict[str, list[tuple]]:
     order = np.random.default_rng(0).permutation(len(rows))
-    chosen = [rows[i] for i in order]
-    return {"test": chosen[::_TEST], "train": [row for i, row in enumerate(chosen) if i % _TEST]}
+    shuffled = [rows[i] for i in order]
+    return {"test": shuffled[::_TEST], "train": [row for i, row in enumerate(shuffled) if i % _TEST]}
 
 
 def _write_texts(out: Path, rows: Iterable[tuple[str, str]]) -> None:
@@ -45,11 +45,11 @@ def _write_texts(out: Path, rows: Iterable[tuple[str, str]]) -> None:
 
 
 def _write_files(out: Path, rows: Iterable[tuple[Path, str]], copy: Callable[[Path, Path], object]) -> None:
-    for split, some in _divided(sorted(rows)).items():
-        for i, (file, label) in enumerate(some):
-            place = out / split / label / f"{i}-{file.name}"
-            place.parent.mkdir(parents=True, exist_ok=True)
-            copy(file, place)
+    for split, split_rows in _divided(sorted(rows)).items():
+        for i, (file, label) in enumerate(split_rows):
+            target = out / split / label / f"{i}-{file.name}"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            copy(file, target)
 
 
 def fortunes(root: Path, out: Path) -> None:
@@ -70,24 +70,24 @@ def sections(root: Path, out: Path) -> None:
     for each in packages:
         if len(each) == 2:
             of_section.setdefault(each["Section"], set()).add(each["Description"])
-    most = sorted(of_section, key=lambda name: (-len(of_section[name]), name))[:12]
+    largest = sorted(of_section, key=lambda name: (-len(of_section[name]), name))[:12]
     random = np.random.default_rng(0)
-    _write_texts(out, ((str(t), name) for name in most for t in random.choice(sorted(of_section[name]), 500, False)))
+    _write_texts(out, ((str(t), name) for name in largest for t in random.choice(sorted(of_section[name]), 500, False)))
 
 
 def tags(root: Path, out: Path) -> None:
-    found: dict[str, set[str]] = {}
+    tags_of: dict[str, set[str]] = {}
     for each in _packages():
-        own = re.findall(r"^(?:Tag:)? .*::.*$", each, re.MULTILINE)
+        text_tags = re.findall(r"^(?:Tag:)? .*::.*$", each, re.MULTILINE)
         described = re.search(r"^Description: (.*)$", each, re.MULTILINE)
-        if own and described:
-            found.setdefault(described[1], set()).update(re.findall(r"[\w-]+::[\w+.:-]+", " ".join(own)))
-    counts = Counter(tag for each in found.values() for tag in each)
-    most = {tag for tag, _ in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:20]}
-    chosen = np.random.default_rng(0).choice(sorted(found), 8000, False)
+        if text_tags and described:
+            tags_of.setdefault(described[1], set()).update(re.findall(r"[\w-]+::[\w+.:-]+", " ".join(text_tags)))
+    counts = Counter(tag for each in tags_of.values() for tag in each)
+    frequent = {tag for tag, _ in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:20]}
+    texts = np.random.default_rng(0).choice(sorted(tags_of), 8000, False)
     out.mkdir(parents=True)
-    for split, some in _divided([(str(text), sorted(found[text] & most)) for text in chosen]).items():
-        lines = (json.dumps({"text": text, "label": own}) for text, own in some)
+    for split, split_rows in _divided([(str(text), sorted(tags_of[text] & frequent)) for text in texts]).items():
+        lines = (json.dumps({"text": text, "label": text_tags}) for text, text_tags in split_rows)
         (out / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
 
 
@@ -124,13 +124,13 @@ def spam(root: Path, out: Path) -> None:
     _write_texts(out, ((text, label) for label, text in (line.split("\t", 1) for line in lines)))
 
 
-def _small(file: Path, place: Path) -> None:
+def _small(file: Path, target: Path) -> None:
     from PIL import Image
 
     with Image.open(file) as picture:
-        seen = picture.convert("RGBA").resize((32, 32))
-        white = Image.new("RGBA", seen.size, "white")
-        Image.alpha_composite(white, seen).convert("RGB").save(place)
+        small = picture.convert("RGBA").resize((32, 32))
+        white = Image.new("RGBA", small.size, "white")
+        Image.alpha_composite(white, small).convert("RGB").save(target)
 
 
 def main() -> None:
@@ -139,13 +139,13 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     options = parser.parse_args()
     for write in (fortunes, sections, tags, languages, prompts, icons, stamps, spam):
-        place = options.out / write.__name__
-        if place.is_dir():
+        folder = options.out / write.__name__
+        if folder.is_dir():
             continue
         try:
-            write(options.root, place)
+            write(options.root, folder)
         except (FileNotFoundError, subprocess.CalledProcessError) as error:
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
             print(f"{write.__name__} is left out: {error}")
 
 

@@ -54,21 +54,22 @@ def speech(sounds: Path, work: Path) -> None:
         clips = []
         for voice in voices:
             folder = next(each for each in sorted(sounds.rglob(f"{voice}*")) if each.is_dir())
-            found = [read_clip(path) for path in sorted(folder.rglob("*.wav")) if "silence" not in path.parts]
-            clips += [clip for clip in found if len(clip) >= SHORTEST * RATE["speech"]]
-        chosen = clips if split == "train" else [clips[i] for i in random.permutation(len(clips))[:HELD_OUT]]
-        for i, clip in enumerate(chosen):
+            recordings = [read_clip(path) for path in sorted(folder.rglob("*.wav")) if "silence" not in path.parts]
+            clips += [clip for clip in recordings if len(clip) >= SHORTEST * RATE["speech"]]
+        selected = clips if split == "train" else [clips[i] for i in random.permutation(len(clips))[:HELD_OUT]]
+        for i, clip in enumerate(selected):
             write(work / "speech" / split / f"{i:04d}.wav", clip, RATE["speech"])
         size = NOISE[split] * 20 * RATE["speech"]
-        pieces = np.concatenate([level(read_clip(path)) for path in music[number::3]])
-        made = {
+        songs = np.concatenate([level(read_clip(path)) for path in music[number::3]])
+        noises = {
             "babble": babble(clips, size, random),
-            "music": np.resize(pieces, size),
+            "music": np.resize(songs, size),
             "colours": colours(size, random),
         }
-        for name, noise in made.items():
+        for name, noise in noises.items():
             write(work / "speech-noise" / split / f"{name}.wav", 0.1 * level(noise), RATE["speech"])
-        print(f"{split}: {len(chosen)} prompts, {sum(map(len, chosen)) / RATE['speech'] / 60:.1f} minutes", flush=True)
+        minutes = sum(map(len, selected)) / RATE["speech"] / 60
+        print(f"{split}: {len(selected)} prompts, {minutes:.1f} minutes", flush=True)
 
 
 def read_clip(path: Path) -> np.ndarray:
@@ -88,34 +89,34 @@ def level(x: np.ndarray) -> np.ndarray:
 
 
 def babble(clips: list[np.ndarray], size: int, random: np.random.Generator) -> np.ndarray:
-    """Six voices at once, each saying prompts in another order."""
+    """Mix six voices at once, each saying prompts in another order."""
     total = np.zeros(size, np.float32)
     for _ in range(6):
-        said, order = [], random.permutation(len(clips))
-        while sum(map(len, said)) < size:
-            said += [level(clips[i]) for i in order]
-        total += np.roll(np.concatenate(said)[:size], int(random.integers(size)))
+        speech_clips, order = [], random.permutation(len(clips))
+        while sum(map(len, speech_clips)) < size:
+            speech_clips += [level(clips[i]) for i in order]
+        total += np.roll(np.concatenate(speech_clips)[:size], int(random.integers(size)))
     return total
 
 
 def colours(size: int, random: np.random.Generator) -> np.ndarray:
-    """Stretches of 5 s of white, pink and brown noise and of a hum with its harmonics, of changing strength."""
+    """Draw stretches of 5 s of white, pink and brown noise and of a hum with its harmonics, of changing strength."""
     rate = RATE["speech"]
-    parts = []
+    stretches = []
     for start in range(0, size, 5 * rate):
         n = min(5 * rate, size - start)
         spectrum = np.fft.rfft(random.normal(size=n))
         shape = np.maximum(np.fft.rfftfreq(n, 1 / rate), 20) ** -random.choice([0, 0.5, 1])
         noise = level(np.fft.irfft(spectrum * shape, n))
         if random.random() < 0.5:
-            place = np.arange(n) / rate
+            seconds = np.arange(n) / rate
             base = random.choice([50, 60]) * random.uniform(0.98, 1.02)
             noise = noise + level(
-                sum(np.sin(2 * np.pi * base * k * place + random.uniform(0, 6)) / k for k in range(1, 9))
+                sum(np.sin(2 * np.pi * base * k * seconds + random.uniform(0, 6)) / k for k in range(1, 9))
             )
         swell = np.interp(np.arange(n), np.linspace(0, n, 6), random.uniform(0.5, 1.5, 6))
-        parts.append(noise * swell)
-    return np.concatenate(parts)
+        stretches.append(noise * swell)
+    return np.concatenate(stretches)
 
 
 def ecg(records: Path, work: Path) -> None:
@@ -136,8 +137,8 @@ def ecg(records: Path, work: Path) -> None:
 
 
 def ecg_noise(size: int, random: np.random.Generator) -> np.ndarray:
-    """In stretches of 30 s, wander, noise of muscles, both, or both and the hum of the mains."""
-    rate, parts = RATE["ecg"], []
+    """Draw in stretches of 30 s wander, noise of muscles, both, or both and the hum of the mains."""
+    rate, stretches = RATE["ecg"], []
     for start in range(0, size, 30 * rate):
         n = min(30 * rate, size - start)
         white = random.normal(size=(2, n + 20 * rate))
@@ -155,8 +156,8 @@ def ecg_noise(size: int, random: np.random.Generator) -> np.ndarray:
         noise = wander * (kind != 1) + level(muscle * swell) * (kind != 0)
         if kind == 3:
             noise = noise + 0.7 * np.sin(2 * np.pi * random.choice([50, 60]) * np.arange(n) / rate)
-        parts.append(level(noise))
-    return np.concatenate(parts)
+        stretches.append(level(noise))
+    return np.concatenate(stretches)
 
 
 def train_run(kind: str, work: Path, overrides: list[str]) -> None:
@@ -179,24 +180,24 @@ def train_run(kind: str, work: Path, overrides: list[str]) -> None:
 
 
 def score(kind: str, work: Path) -> dict[str, Any]:
-    """The run's scores, and those of filters on the same signals; writes the test's signals for other programs."""
+    """Score the run and filters on the same signals; write the test's signals for other programs."""
     from lagwise.evaluation.signals import signal_scores
     from lagwise.models import load_model
     from lagwise.runs import evaluate_run
     from lagwise.training import load_recipe, make_task, read_metrics
 
     run = work / f"run-{kind}"
-    found = evaluate_run(run)
+    evaluation = evaluate_run(run)
     task = make_task(load_recipe(str(run / "recipe.yaml")))
     signals = task.open(progress=False).scored["test"]
-    for i, whole in enumerate(signals):
-        for name, x in (("noisy", whole.inputs), ("clean", whole.targets)):
-            write(work / f"{kind}-test" / name / f"{i:04d}_{whole.ratio:g}dB.wav", x[:, 0], RATE[kind])
+    for i, signal in enumerate(signals):
+        for name, x in (("noisy", signal.inputs), ("clean", signal.targets)):
+            write(work / f"{kind}-test" / name / f"{i:04d}_{signal.ratio:g}dB.wav", x[:, 0], RATE[kind])
     cpu = run / "cpu-seconds.json"
     result: dict[str, Any] = {
-        "test": found["test"],
-        "valid": found["valid"],
-        "delay_seconds": found["delay"] / RATE[kind],
+        "test": evaluation["test"],
+        "valid": evaluation["valid"],
+        "delay_seconds": evaluation["delay"] / RATE[kind],
         "parameters": load_model(run)[0].num_parameters(),
         "steps": max(line["step"] for line in read_metrics(run)),
         "cpu_seconds": json.loads(cpu.read_text()) if cpu.is_file() else None,
@@ -213,22 +214,22 @@ def score(kind: str, work: Path) -> dict[str, Any]:
             scores = [
                 {**signal_scores(sosfiltfilt(sos, w.inputs, axis=0), w.targets), "ratio": w.ratio} for w in signals
             ]
-            result.setdefault("filters", {})[name] = summary(scores, found["test"]["input"])
+            result.setdefault("filters", {})[name] = summary(scores, evaluation["test"]["input"])
     return result
 
 
-def summary(scores: list[dict[str, Any]], given: dict[str, float]) -> dict[str, Any]:
+def summary(scores: list[dict[str, Any]], input_scores: dict[str, float]) -> dict[str, Any]:
     means = {name: float(np.mean([each[name] for each in scores])) for name in ("mse", "mae", "si_sdr")}
     ratios = sorted({each["ratio"] for each in scores})
-    by = {f"{r:g}": float(np.mean([each["si_sdr"] for each in scores if each["ratio"] == r])) for r in ratios}
-    return {**means, "si_sdr_gain": means["si_sdr"] - given["si_sdr"], "si_sdr_by_ratio": by}
+    by_ratio = {f"{r:g}": float(np.mean([each["si_sdr"] for each in scores if each["ratio"] == r])) for r in ratios}
+    return {**means, "si_sdr_gain": means["si_sdr"] - input_scores["si_sdr"], "si_sdr_by_ratio": by_ratio}
 
 
 def noisereduce(work: Path) -> dict[str, Any]:
-    """noisereduce on the test's noisy signals, in an environment that has it (and needs no lagwise)."""
+    """Run noisereduce on the test's noisy signals, in an environment that has it (and needs no lagwise)."""
     nr: Any = importlib.import_module("noisereduce")
 
-    found: dict[str, Any] = {"version": importlib.metadata.version("noisereduce")}
+    results: dict[str, Any] = {"version": importlib.metadata.version("noisereduce")}
     files = sorted((work / "speech-test" / "noisy").glob("*.wav"))
     kinds = {"stationary": {"stationary": True}, "non-stationary": {"stationary": False}}
     kinds |= {f"{name}, half": {**options, "prop_decrease": 0.5} for name, options in kinds.items()}
@@ -237,27 +238,27 @@ def noisereduce(work: Path) -> dict[str, Any]:
         for path in files:
             rate, noisy = wavfile.read(path)
             clean = wavfile.read(path.parent.with_name("clean") / path.name)[1]
-            made = nr.reduce_noise(y=noisy, sr=rate, n_fft=512, **options)
-            scores.append({"made": ratio(made, clean), "input": ratio(noisy, clean), "dB": path.stem.split("_")[1]})
+            denoised = nr.reduce_noise(y=noisy, sr=rate, n_fft=512, **options)
+            scores.append({"made": ratio(denoised, clean), "input": ratio(noisy, clean), "dB": path.stem.split("_")[1]})
         means = {key: float(np.mean([each[key] for each in scores])) for key in ("made", "input")}
-        by = {
+        by_ratio = {
             level: float(np.mean([each["made"] for each in scores if each["dB"] == level]))
             for level in sorted({each["dB"] for each in scores})
         }
-        found[name] = {
+        results[name] = {
             "si_sdr": means["made"],
             "si_sdr_gain": means["made"] - means["input"],
-            "si_sdr_by_ratio": by,
+            "si_sdr_by_ratio": by_ratio,
             "cpu_seconds": time.process_time() - begun,
         }
-    return found
+    return results
 
 
 def ratio(y: np.ndarray, t: np.ndarray) -> float:
-    """SI-SDR in dB, as `lagwise.evaluation.signals.si_sdr`, which this environment may not have."""
+    """Compute SI-SDR in dB, as `lagwise.evaluation.signals.si_sdr`, which this environment may not have."""
     y, t = y.astype(np.float64), t.astype(np.float64)
-    part = y @ t / (t @ t) * t
-    return float(10 * np.log10((part @ part) / ((part - y) @ (part - y))))
+    projection = y @ t / (t @ t) * t
+    return float(10 * np.log10((projection @ projection) / ((projection - y) @ (projection - y))))
 
 
 def main() -> None:
@@ -285,11 +286,11 @@ def main() -> None:
         train_run(options.kind, options.work, options.overrides)
     else:
         name = "noisereduce" if options.command == "noisereduce" else options.kind
-        found = noisereduce(options.work) if name == "noisereduce" else score(options.kind, options.work)
+        result = noisereduce(options.work) if name == "noisereduce" else score(options.kind, options.work)
         saved = json.loads(options.out.read_text()) if options.out.is_file() else {"command": "", "results": {}}
         line = f"python benchmarks/denoise.py {' '.join(sys.argv[1:])}"
         command = "; ".join(dict.fromkeys(filter(None, [*saved["command"].split("; "), line])))
-        results = {**saved["results"], name: found}
+        results = {**saved["results"], name: result}
         try:
             from lagwise_papers.bench.timing import save_results
         except ImportError:  # the environment of noisereduce, after the scores of the model

@@ -40,7 +40,7 @@ FINE = (  # overrides for a second training from the first one's weights: weaker
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Samples in millivolts, lead MLII first, and the positions and AAMI classes of the beats."""
+    """Read samples in millivolts, lead MLII first, and the positions and AAMI classes of the beats."""
     import wfdb
 
     record, notes = wfdb.rdrecord(str(path)), wfdb.rdann(str(path), "atr")
@@ -83,28 +83,28 @@ def train_run(rows: Path, run: Path, overrides: list[str]) -> None:
 
 
 def first_of(run: Path) -> Path:
-    """The folder of the first training."""
+    """Return the folder of the first training."""
     return run.with_name(f"{run.name}-first")
 
 
 def score(run: Path) -> dict[str, Any]:
     """A run's scores on DS2, its delay, and the cost of training."""
-    found = evaluate_run(run)
+    evaluation = evaluate_run(run)
     recipe, about = load_recipe(str(run / "recipe.yaml")), json.loads((run / "run.json").read_text())
-    parts = {name: read_metrics(folder) for name, folder in (("first", first_of(run)), ("fine", run))}
+    metrics = {name: read_metrics(folder) for name, folder in (("first", first_of(run)), ("fine", run))}
     return {
         "causal": recipe.model.get("causal", True),
         "parameters": about["parameters"],
         "threads": about["threads"],
-        "steps": {name: int(lines[-1]["step"]) for name, lines in parts.items()},
-        "seconds": sum(line.get("train_runtime", 0.0) for lines in parts.values() for line in lines),
-        "delay_seconds": found["delay"] / RATE,
-        "without_positions": {**found["test"], "classes": found["classes"], "confusion": found["confusion"]},
-        "with_positions": found["known_positions"],
-        "valid": found["valid"],  # without positions
+        "steps": {name: int(lines[-1]["step"]) for name, lines in metrics.items()},
+        "seconds": sum(line.get("train_runtime", 0.0) for lines in metrics.values() for line in lines),
+        "delay_seconds": evaluation["delay"] / RATE,
+        "without_positions": {**evaluation["test"], **{name: evaluation[name] for name in ("classes", "confusion")}},
+        "with_positions": evaluation["known_positions"],
+        "valid": evaluation["valid"],  # without positions
         "task": recipe.task,
         "model": {key: value for key, value in recipe.model.items() if key != "init_from"},  # without init_from
-        "curve": {name: [line for line in lines if "eval_macro_f1" in line] for name, lines in parts.items()},
+        "curve": {name: [line for line in lines if "eval_macro_f1" in line] for name, lines in metrics.items()},
     }
 
 

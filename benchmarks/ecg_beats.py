@@ -33,8 +33,8 @@ NAMES = ("none", "N", "S", "V", "F", "Q")
 LEARNED = ("N", "S", "V")  # the others are too rare in DS1
 TREES = {"other": 1.0, "V": 0.2}  # shares of classes in the loss; records within a class have the root of their beats
 RHYTHM = {"N": 1.0, "S": 0.5}
-LEASTS = (0.3, 0.5, 0.7, 0.85)  # probabilities of S from which a beat is S
-LEAST = 0.7  # the one of these that `choose` finds best
+THRESHOLDS = (0.3, 0.5, 0.7, 0.85)  # probabilities of S above which a beat is S
+THRESHOLD = 0.7  # the best by `choose`
 AIMS = (0.6, 0.4)  # sensitivity and positive predictivity of S
 TOLERANCE = round(0.15 * RATE)  # samples between an event and its match, at most
 BEFORE, AFTER, EVERY = 144, 180, 4  # samples of a beat's shape around it, and between those that are kept
@@ -49,31 +49,33 @@ LARGEST = 2.0  # logarithm of a ratio, at most
 LATER = 2  # beats after one that its answer waits for
 
 
-def refined(samples: np.ndarray, places: np.ndarray, reach: int) -> np.ndarray:
-    """Positions moved to the largest energy of the slope nearby, the middle of the QRS complex."""
+def refined(samples: np.ndarray, positions: np.ndarray, reach: int) -> np.ndarray:
+    """Move positions to the largest energy of the slope nearby, the middle of the QRS complex."""
     slope = np.square(np.diff(samples, axis=0, prepend=samples[:1])).sum(1)
     energy = np.convolve(slope, np.hanning(37), mode="same")
-    grid = np.clip(places[:, None] + np.arange(-reach, reach + 1), 0, len(samples) - 1)
-    return grid[np.arange(len(places)), energy[grid].argmax(1)]
+    grid = np.clip(positions[:, None] + np.arange(-reach, reach + 1), 0, len(samples) - 1)
+    return grid[np.arange(len(positions)), energy[grid].argmax(1)]
 
 
-def features(samples: np.ndarray, places: np.ndarray, reach: int = REACH) -> np.ndarray:
-    """Features ``(beats, n)`` of the beats of a record. Those of a beat depend on samples up to a second past it, on
-    the beats before it, and on the `LATER` next ones."""
-    at = refined(samples, places, reach)
-    return np.concatenate([long_rhythm(at), rhythm(at), shapes(without_wander(samples), at)], axis=1)
+def features(samples: np.ndarray, positions: np.ndarray, reach: int = REACH) -> np.ndarray:
+    """Compute features ``(beats, n)`` of the beats of a record. Those of a beat depend on samples up to a second past
+    it, on the beats before it, and on the `LATER` next ones."""
+    refined_positions = refined(samples, positions, reach)
+    of_rhythm = long_rhythm(refined_positions), rhythm(refined_positions)
+    return np.concatenate([*of_rhythm, shapes(without_wander(samples), refined_positions)], axis=1)
 
 
 def without_wander(samples: np.ndarray) -> np.ndarray:
-    """Samples at a quarter of the rate, less the median over 0.6 s of the median over 0.2 s (de Chazal et al. 2004)."""
+    """Resample to a quarter of the rate and subtract the median over 0.6 s of that over 0.2 s (de Chazal et al.
+    2004)."""
     slow = samples[: len(samples) // EVERY * EVERY].reshape(-1, EVERY, samples.shape[1]).mean(1)
     wander = median_filter(median_filter(slow, (18, 1)), (54, 1))
     return slow - wander
 
 
 def long_rhythm(at: np.ndarray) -> np.ndarray:
-    """The intervals before and after each beat as logarithms of ratios to means and high quantiles of `MINUTES` beats
-    and of the last `NEAR`, ``(beats, LONG_FEATURES)``. Their median would be that of premature beats where most are."""
+    """Compute intervals before and after each beat as logarithms of ratios to means and high quantiles of `MINUTES`
+    beats and of the last `NEAR`, ``(beats, LONG_FEATURES)``. Their median would be premature where most beats are."""
     between = np.maximum(np.diff(at), 1) / RATE
     if not len(between):
         return np.zeros((len(at), LONG_FEATURES))
@@ -87,13 +89,13 @@ def long_rhythm(at: np.ndarray) -> np.ndarray:
         rows[i] = (long.mean(), *high, near.mean(), np.quantile(near, 0.8), long.std() / long.mean())
     mean, middle, upper, highest, close, close_upper, spread = rows.T
     ratios = [np.log(before / each) for each in (mean, upper, highest, close, close_upper)]
-    others = [after / before, after / mean, after / highest, np.exp(spread), before, middle / highest, close / mean]
-    return np.clip(np.stack([*ratios, *map(np.log, others)], axis=1), -LARGEST, LARGEST)
+    further = [after / before, after / mean, after / highest, np.exp(spread), before, middle / highest, close / mean]
+    return np.clip(np.stack([*ratios, *map(np.log, further)], axis=1), -LARGEST, LARGEST)
 
 
 def rhythm(at: np.ndarray) -> np.ndarray:
-    """Intervals around each beat as logarithms of ratios to the running medians of those before, and how regular these
-    were."""
+    """Compute the intervals around each beat as logarithms of ratios to the running medians of those before, and how
+    regular these were."""
     between = np.maximum(np.diff(at), 1) / RATE  # between[i] lies after beat i
     count = len(at)
     first = float(np.median(between[:8])) if len(between) else 0.8
@@ -133,8 +135,8 @@ def rhythm(at: np.ndarray) -> np.ndarray:
 
 
 def shapes(x: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """The shape of each beat, and how it differs from those of the last `SHAPES` beats and from the most typical of
-    these, in both leads."""
+    """Compute the shape of each beat, and how it differs from those of the last `SHAPES` beats and from the most
+    typical of these, in both leads."""
     offsets = np.arange(-BEFORE // EVERY, AFTER // EVERY + 1)
     beats = np.pad(x, ((BEFORE, AFTER), (0, 0)), mode="edge")[at[:, None] // EVERY + BEFORE + offsets]
     times = offsets * EVERY / RATE
@@ -160,21 +162,21 @@ def shapes(x: np.ndarray, at: np.ndarray) -> np.ndarray:
         ]
         scale = np.median(heights[recent], axis=0) + 0.05
         for k in range(x.shape[1]):
-            own, other = beat[:, k] / scale[k], typical[:, k] / scale[k]
-            off = own - other
+            beat_shape, typical_shape = beat[:, k] / scale[k], typical[:, k] / scale[k]
+            off = beat_shape - typical_shape
             row += [
-                _alike(own[qrs], other[qrs]),
-                np.log((np.ptp(own[qrs]) + 0.05) / (np.ptp(other[qrs]) + 0.05)),
+                _alike(beat_shape[qrs], typical_shape[qrs]),
+                np.log((np.ptp(beat_shape[qrs]) + 0.05) / (np.ptp(typical_shape[qrs]) + 0.05)),
                 np.sqrt(np.mean(off[qrs] ** 2)),
-                _alike(own[p], other[p]),
+                _alike(beat_shape[p], typical_shape[p]),
                 np.sqrt(np.mean((off[p] - off[p].mean()) ** 2)),
-                np.ptp(own[p]) - np.ptp(other[p]),
+                np.ptp(beat_shape[p]) - np.ptp(typical_shape[p]),
                 np.sqrt(np.mean(off[t] ** 2)),
                 off[t].mean(),
-                np.abs(own[qrs]).mean() - np.abs(other[qrs]).mean(),
-                np.abs(own[qrs]).mean() / (np.abs(own[qrs]).max() + 0.05),
-                own[qrs].max(),
-                own[qrs].min(),
+                np.abs(beat_shape[qrs]).mean() - np.abs(typical_shape[qrs]).mean(),
+                np.abs(beat_shape[qrs]).mean() / (np.abs(beat_shape[qrs]).max() + 0.05),
+                beat_shape[qrs].max(),
+                beat_shape[qrs].min(),
             ]
         lead = beat[abs(times) <= 0.25, 0] / scale[0]
         rows.append([*row, *lead[::2]])
@@ -182,7 +184,7 @@ def shapes(x: np.ndarray, at: np.ndarray) -> np.ndarray:
 
 
 def _unit(x: np.ndarray) -> np.ndarray:
-    """Both leads of each beat as one vector of length 1, each lead without its mean."""
+    """Join both leads of each beat as one vector of length 1, each lead without its mean."""
     flat = (x - x.mean(1, keepdims=True)).reshape(len(x), -1)
     return flat / (np.sqrt(np.square(flat).sum(1, keepdims=True)) + 1e-6)
 
@@ -198,15 +200,16 @@ class Stage(NamedTuple):
     trees: Any
     regression: Any
 
-    def classified(self, x: np.ndarray, least: float = LEAST) -> np.ndarray:
-        """Classes of beats as places in `NAMES`."""
+    def classified(self, x: np.ndarray, threshold: float = THRESHOLD) -> np.ndarray:
+        """Classify beats as indices into `NAMES`."""
         ventricular = self.trees.predict(x) == "V"
-        premature = self.regression.predict_proba(x[:, :LONG_FEATURES])[:, 1] > least  # classes are in order, N and S
+        probabilities = self.regression.predict_proba(x[:, :LONG_FEATURES])  # classes are in order, N and S
+        premature = probabilities[:, 1] > threshold
         return np.where(ventricular, NAMES.index("V"), np.where(premature, NAMES.index("S"), NAMES.index("N")))
 
 
 def fit(x: np.ndarray, classes: np.ndarray, records: np.ndarray) -> Stage:
-    """The second stage, from the features, classes and records of beats."""
+    """Fit the second stage, from the features, classes and records of beats."""
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
@@ -226,46 +229,46 @@ def fit(x: np.ndarray, classes: np.ndarray, records: np.ndarray) -> Stage:
 
 
 def weights(classes: np.ndarray, records: np.ndarray, shares: dict[str, float]) -> np.ndarray:
-    """Weights of beats with a mean of 1, whose sums over classes are as ``shares``; a record has the root of its beats
-    within a class."""
-    found = np.zeros(len(classes))
+    """Compute weights of beats with a mean of 1, whose sums over classes are as ``shares``; a record has the root of
+    its beats within a class."""
+    result = np.zeros(len(classes))
     for name, share in shares.items():
-        own = classes == name
-        numbers = {record: np.sum(own & (records == record)) for record in np.unique(records[own])}
-        found[own] = [numbers[record] ** -0.5 for record in records[own]]
-        found[own] *= share / found[own].sum()
-    return found / found.mean()
+        in_class = classes == name
+        counts = {record: np.sum(in_class & (records == record)) for record in np.unique(records[in_class])}
+        result[in_class] = [counts[record] ** -0.5 for record in records[in_class]]
+        result[in_class] *= share / result[in_class].sum()
+    return result / result.mean()
 
 
 def read(rows: Path, *splits: str) -> dict[str, dict[str, np.ndarray]]:
-    """Samples, positions and classes of records."""
+    """Read samples, positions and classes of records."""
     from pyarrow import parquet
 
-    found = {}
+    beats_by_record = {}
     for split in splits:
         table = parquet.read_table(rows / f"{split}.parquet")
         for i, name in enumerate(table["record"].to_pylist()):
             values = table["input_values"][i].values
             samples = values.flatten().to_numpy().reshape(len(values), -1).astype(np.float64)
-            places, classes = (np.array(table[column][i].as_py()) for column in ("positions", "classes"))
-            found[name] = {"samples": samples, "positions": places, "classes": classes}
-    return found
+            positions, classes = (np.array(table[column][i].as_py()) for column in ("positions", "classes"))
+            beats_by_record[name] = {"samples": samples, "positions": positions, "classes": classes}
+    return beats_by_record
 
 
 def table_of(beats: dict[str, dict[str, np.ndarray]], names: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Features, classes and records of all beats."""
+    """Collect features, classes and records of all beats."""
     x = np.concatenate([features(beats[name]["samples"], beats[name]["positions"]) for name in names])
     classes = np.concatenate([beats[name]["classes"] for name in names])
     return x, classes, np.concatenate([[name] * len(beats[name]["classes"]) for name in names])
 
 
 def ids(classes: np.ndarray) -> np.ndarray:
-    """Classes as places in `NAMES`."""
+    """Convert classes to indices into `NAMES`."""
     return np.array([NAMES.index(name) for name in classes])
 
 
 def scores(predicted: np.ndarray, true: np.ndarray) -> dict[str, Any]:
-    """Scores of paired classes, as those of `benchmarks/ecg.py`."""
+    """Compute the scores of paired classes, as `benchmarks/ecg.py`."""
     overall, details = event_scores(predicted, true, NAMES)
     return {**overall, **details}
 
@@ -278,18 +281,18 @@ def choose(rows: Path) -> None:
     x, classes, records = table_of(read(rows, "train", "valid"), list(DS1))
     stages = [(fit(x[a], classes[a], records[a]), b) for a, b in GroupKFold(11).split(x, classes, records)]
     reached = {}
-    for least in LEASTS:
+    for threshold in THRESHOLDS:
         predicted = np.zeros(len(x), dtype=np.int64)
-        for stage, held in stages:
-            predicted[held] = stage.classified(x[held], least)
-        found = scores(predicted, ids(classes))
-        s, v = (found["classes"][name] for name in "SV")
-        reached[least] = min(s["recall"] / AIMS[0], s["precision"] / AIMS[1])
+        for stage, held_out in stages:
+            predicted[held_out] = stage.classified(x[held_out], threshold)
+        result = scores(predicted, ids(classes))
+        s, v = (result["classes"][name] for name in "SV")
+        reached[threshold] = min(s["recall"] / AIMS[0], s["precision"] / AIMS[1])
         print(
-            f"S from {least:g}: accuracy {found['accuracy']:.3f}, S {s['recall']:.3f} / {s['precision']:.3f}, "
+            f"S from {threshold:g}: accuracy {result['accuracy']:.3f}, S {s['recall']:.3f} / {s['precision']:.3f}, "
             f"V {v['recall']:.3f} / {v['precision']:.3f}"
         )
-    print(f"best: {max(reached, key=lambda least: reached[least]):g}")
+    print(f"best: {max(reached, key=lambda threshold: reached[threshold]):g}")
 
 
 def score(rows: Path, run: Path) -> dict[str, Any]:
@@ -298,16 +301,16 @@ def score(rows: Path, run: Path) -> dict[str, Any]:
     stage = fit(*table_of(read(rows, "train", "valid"), list(DS1)))
     fitted, test = time.process_time() - began, read(rows, "test")
     x, classes, records = table_of(test, list(DS2))
-    own, truth = stage.classified(x), ids(classes)
-    annotated = {**scores(own, truth), "premature": premature(own, truth, records)}
+    predicted, truth = stage.classified(x), ids(classes)
+    annotated = {**scores(predicted, truth), "premature": premature(predicted, truth, records)}
     events = [json.loads(row["predicted"]) for row in predict_run(run, source=str(rows / "test.parquet"))]
     pairs, waits = [], []
-    for (name, beats), found in zip(test.items(), events, strict=True):
+    for (name, beats), detected_beats in zip(test.items(), events, strict=True):
         assert name in DS2
-        places = np.array([at for at, *_ in found])
-        own = stage.classified(features(beats["samples"], places))
-        pairs.append(paired_classes(places, own, beats["positions"], ids(beats["classes"]), TOLERANCE))
-        waits.append(places[LATER:] - places[:-LATER])
+        positions = np.array([at for at, *_ in detected_beats])
+        predicted = stage.classified(features(beats["samples"], positions))
+        pairs.append(paired_classes(positions, predicted, beats["positions"], ids(beats["classes"]), TOLERANCE))
+        waits.append(positions[LATER:] - positions[:-LATER])
     detected = scores(*(np.concatenate(each) for each in zip(*pairs, strict=True)))
     # a beat is answered when the first stage has reported the second one after it
     task = make_task(load_recipe(str(run / "recipe.yaml")))
@@ -323,10 +326,10 @@ def score(rows: Path, run: Path) -> dict[str, Any]:
 
 
 def premature(predicted: np.ndarray, true: np.ndarray, records: np.ndarray) -> dict[str, list[int]]:
-    """Of each record the beats of class S, how many of them are found, and how many others are called S."""
-    s, found = true == NAMES.index("S"), predicted == NAMES.index("S")
+    """Count for each record the beats of class S, how many of them are detected, and how many others are called S."""
+    s, detected = true == NAMES.index("S"), predicted == NAMES.index("S")
     return {
-        str(record): [int(np.sum(each[records == record])) for each in (s, s & found, found & ~s)]
+        str(record): [int(np.sum(each[records == record])) for each in (s, s & detected, detected & ~s)]
         for record in np.unique(records)
     }
 
@@ -344,8 +347,8 @@ def main() -> None:
     if options.command == "choose":
         choose(options.rows)
     else:
-        found = score(options.rows, options.run)
-        save_results(options.out, f"python benchmarks/ecg_beats.py {' '.join(sys.argv[1:])}", found)
+        result = score(options.rows, options.run)
+        save_results(options.out, f"python benchmarks/ecg_beats.py {' '.join(sys.argv[1:])}", result)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ import lagwise
 from lagwise.files import one_line
 from lagwise.process import denormals_as_zero, share_cores
 from lagwise.training import load_recipe
-from lagwise_papers.bench.harness import in_own_process, process_bytes
+from lagwise_papers.bench.harness import in_new_process, process_bytes
 from lagwise_papers.bench.timing import save_results
 
 OURS = ("best-lm", "mega-lm", "tnn-mlm")
@@ -36,7 +36,7 @@ _GIGABYTES, _SECONDS = 12, 90
 _SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
 
 
-def made(name: str, length: int) -> Any:
+def make_model(name: str, length: int) -> Any:
     torch.manual_seed(0)
     if name in PEERS:
         special = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 257)
@@ -56,34 +56,34 @@ def vector(name: str, model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 @denormals_as_zero()
 def measured(name: str, length: int) -> dict[str, Any]:
-    """CPU seconds and bytes, after a short text, for which libraries allocate their buffers; or why there are none."""
+    """Measure CPU seconds and bytes, after a short text that allocates buffers; or say why there are none."""
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_AS, (_GIGABYTES << 30,) * 2)
     resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + _SECONDS,) * 2)
-    model = made(name, length)
+    model = make_model(name, length)
     vector(name, model, torch.arange(256))
     ids = torch.randint(256, (length,), generator=torch.Generator().manual_seed(1))
     before, began = process_bytes("VmRSS"), time.process_time()
     try:
-        found = vector(name, model, ids)
+        embedding = vector(name, model, ids)
     except (RuntimeError, MemoryError) as error:
         return {"failed": one_line(error)}
-    assert found.isfinite().all()
+    assert embedding.isfinite().all()
     return {"seconds": time.process_time() - began, "memory": max(0, process_bytes("VmHWM") - before)}
 
 
-def main(given: argparse.Namespace) -> None:
-    results: dict[str, Any] = json.loads(given.out.read_text())["results"] if given.out.is_file() else {}
-    for length in given.lengths:
+def main(args: argparse.Namespace) -> None:
+    results: dict[str, Any] = json.loads(args.out.read_text())["results"] if args.out.is_file() else {}
+    for length in args.lengths:
         for name in (*OURS, *PEERS):
             rows = results.setdefault(name, {})
             if str(length) in rows or any("failed" in row for row in rows.values()):  # a longer text takes more
                 continue
             try:
-                rows[str(length)] = in_own_process(measured, name, length)
+                rows[str(length)] = in_new_process(measured, name, length)
             except BrokenProcessPool:
                 rows[str(length)] = {"failed": f"over {_SECONDS} CPU seconds, or killed for its memory"}
-            save_results(given.out, " ".join(["python", *sys.argv]), results)
+            save_results(args.out, " ".join(["python", *sys.argv]), results)
             print(name, length, rows[str(length)], flush=True)
 
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import ModernBertConfig, ModernBertModel
+from transformers import ModernBertConfig, ModernBertModel, PreTrainedModel
 
 from lagwise.models import LagwiseConfig, LagwiseModel
 from lagwise.process import keep_freed_memory, share_cores
@@ -30,7 +30,7 @@ _SLOW = 60.0  # seconds of a pass above which fewer repeats are timed
 
 
 def encoder(recipe_name: str) -> LagwiseModel:
-    """The backbone of a recipe; RuntimeError if it differs from dense matrices in float64."""
+    """Build the backbone of a recipe; RuntimeError if it differs from dense matrices in float64."""
     recipe = load_recipe(recipe_name)
     torch.manual_seed(0)
     config = LagwiseConfig(**{"vocab_size": recipe.data.vocab_size, **recipe.model, "causal": False})
@@ -53,44 +53,33 @@ def _dense(config: LagwiseConfig) -> LagwiseModel:
     return LagwiseModel(changed).eval()
 
 
-def parameters(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
+@torch.inference_mode()
+def forward(model: nn.Module, ids: torch.Tensor) -> None:
+    model(ids)
 
 
-def main(out: Path, lengths: list[int], batches: list[int], dtypes: list[str], names: list[str], repeats: int) -> None:
+def main(args: argparse.Namespace) -> None:
     torch.manual_seed(0)
+    names = ["encoder-base", *(["tnn-roberta"] if args.tnn_roberta else [])]
     ours = {name: encoder(name) for name in names}
     peer = ModernBertModel(ModernBertConfig(attn_implementation="sdpa")).eval()
-    models: dict[str, nn.Module] = {**ours, "ModernBERT-base": peer}
-    sizes = {name: parameters(model) for name, model in models.items()}
-    print(", ".join(f"{name} {size / 1e6:.0f}M" for name, size in sizes.items()) + "\n")
-    print(f"| dtype | batch | length | {' s | '.join(models)} s | {' | '.join(f'{n}, times faster' for n in ours)} |")
-    print("|---" * (3 + len(models) + len(ours)) + "|")
+    models: dict[str, PreTrainedModel] = {**ours, "ModernBERT-base": peer}
+    sizes = {name: model.num_parameters() for name, model in models.items()}
     rows = []
-    for batch in batches:
-        for dtype in dtypes:
+    for batch in map(int, args.batches.split(",")):
+        for dtype in args.dtypes.split(","):
             for model in models.values():
                 model.to(getattr(torch, dtype))
-            for length in lengths:
+            for length in map(int, args.lengths.split(",")):
                 ids = torch.randint(30000, (batch, length))
-
-                def forward(model: nn.Module, ids: torch.Tensor = ids) -> Callable[[], None]:
-                    def run() -> None:
-                        with torch.inference_mode():
-                            model(ids)
-
-                    return run
-
-                methods = {name: forward(model) for name, model in models.items()}
+                methods = {name: partial(forward, model, ids) for name, model in models.items()}
                 first = interleaved(methods, repeats=2, warmup=0)
                 slow = first["ModernBERT-base"].median > _SLOW
-                seconds = first if slow else interleaved(methods, repeats=repeats, warmup=0)
+                seconds = first if slow else interleaved(methods, repeats=args.repeats, warmup=0)
                 rows.append({"dtype": dtype, "batch": batch, "length": length, "seconds": seconds})
-                base = seconds["ModernBERT-base"].median
-                times = " | ".join(f"{seconds[name].median:.2f}" for name in models)
-                ratios = " | ".join(f"{base / seconds[name].median:.2f}x" for name in ours)
-                print(f"| {dtype} | {batch} | {length} | {times} | {ratios} |", flush=True)
-                save_results(out, " ".join(["python", *sys.argv]), {"parameters": sizes, "rows": rows})
+                medians = {name: round(seconds[name].median, 2) for name in models}
+                print(dtype, batch, length, medians, flush=True)
+                save_results(args.out, " ".join(["python", *sys.argv]), {"parameters": sizes, "rows": rows})
 
 
 if __name__ == "__main__":
@@ -102,15 +91,8 @@ if __name__ == "__main__":
     parser.add_argument("--tnn-roberta", action="store_true", help="also time the published sizes")
     parser.add_argument("--repeats", type=int, default=5, help="timed passes of each model (5)")
     parser.add_argument("--threads", type=int, default=2, help="threads of torch (2)")
-    given = parser.parse_args()
+    args = parser.parse_args()
     keep_freed_memory()
     share_cores()
-    torch.set_num_threads(given.threads)
-    main(
-        given.out,
-        [int(n) for n in given.lengths.split(",")],
-        [int(n) for n in given.batches.split(",")],
-        given.dtypes.split(","),
-        ["encoder-base", *(["tnn-roberta"] if given.tnn_roberta else [])],
-        given.repeats,
-    )
+    torch.set_num_threads(args.threads)
+    main(args)

@@ -30,15 +30,15 @@ def pretrain(name: str, job: tuple[str, list[str]], plan: dict[str, Any], runs: 
         *(f"training.warmup_steps={steps // 20}", "training.evaluate_every=250", "training.save_every=250"),
     ]
     done = finish(runs / name, new, ["--lengths", _LENGTHS])
-    found = {
+    result = {
         "steps": steps,
         "step_seconds": plan["seconds"],
         "machine": done["machine"],
         "curve": [(m["step"], m["eval_loss"], m["eval_masked_accuracy"]) for m in done["evaluations"]],
         "test": scores(runs / name)["test"],
     }
-    keep(results, name, found)
-    last = found["test"][0]
+    keep(results, name, result)
+    last = result["test"][0]
     print(
         f"{name}: {steps} steps, loss {last['loss']:.3f}, accuracy {last['accuracy']:.3f} at {last['length']}",
         flush=True,
@@ -53,14 +53,14 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60, help="minutes per run (60)")
     parser.add_argument("--workers", type=int, default=2, help="concurrent runs (2)")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/encoders-cpu.json"))
-    given = parser.parse_args()
-    given.runs.mkdir(parents=True, exist_ok=True)
-    data = [f"data.source={json.dumps(str(given.data))}", f"training.batch_size={_BATCH}"]
-    jobs = {name: (f"{name}-mlm", data) for name in given.models.split(",")}
-    plan = planned(jobs, given.minutes, given.runs / "costs.json")
+    args = parser.parse_args()
+    args.runs.mkdir(parents=True, exist_ok=True)
+    data = [f"data.source={json.dumps(str(args.data))}", f"training.batch_size={_BATCH}"]
+    jobs = {name: (f"{name}-mlm", data) for name in args.models.split(",")}
+    plan = planned(jobs, args.minutes, args.runs / "costs.json")
     print(json.dumps(plan), flush=True)
-    runs, results = given.runs, given.results
-    together(given.workers, (partial(pretrain, name, job, plan[name], runs, results) for name, job in jobs.items()))
+    runs, results = args.runs, args.results
+    together(args.workers, (partial(pretrain, name, job, plan[name], runs, results) for name, job in jobs.items()))
 
 
 if __name__ == "__main__":

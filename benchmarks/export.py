@@ -54,7 +54,7 @@ def main(out: Path, names: list[str]) -> None:
 
 
 def exported(model: Any, folder: Path) -> dict[str, Any]:
-    """Sizes, export times and errors of a model's files."""
+    """Measure sizes, export times and errors of a model's files."""
     files = {}
     for what, export in EXPORTS.items():
         for format in ("onnx", "pt2"):
@@ -70,7 +70,7 @@ def exported(model: Any, folder: Path) -> dict[str, Any]:
 
 
 def tokens_per_second(model: Any, step: Path) -> dict[str, Any]:
-    """Tokens per second of every method, and the seconds of compilation."""
+    """Measure tokens per second of every method, and the seconds of compilation."""
     lines: list[str] = []
     began = time.perf_counter()
     model.compile_step(report=lines.append)
@@ -80,7 +80,7 @@ def tokens_per_second(model: Any, step: Path) -> dict[str, Any]:
     steps, token, count = dict(model._steps), ids[:, :1].clone(), range(TURN)
     for cache in caches.values():
         model(ids, past_key_values=cache)
-    layers = [part for part in model.model.layers.modules() if type(part) is nn.Linear] + [model.lm_head]
+    layers = [module for module in model.model.layers.modules() if type(module) is nn.Linear] + [model.lm_head]
     inputs = [torch.randn(1, layer.in_features) for layer in layers]
     run = ExportedStep(step, StreamingStep(model).start(1))
     options: dict[str, Any] = {"do_sample": True, "temperature": 0.8, "top_p": 0.95, "top_k": 0, "pad_token_id": 0}

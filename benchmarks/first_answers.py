@@ -89,8 +89,8 @@ def series_case(name: str, folder: Path) -> Case:
 
 
 def minirocket(train: tuple[Any, Any], test: tuple[Any, Any], seed: int) -> float:
-    """Accuracy of sktime's MiniRocket with a ridge, or the correlation of numbers. Series that it finds too short are
-    repeated at their end."""
+    """Measure the accuracy of sktime's MiniRocket with a ridge, or the correlation of numbers. Series that it finds too
+    short are repeated at their end."""
     import pandas as pd
     from sklearn.linear_model import RidgeClassifierCV, RidgeCV
     from sklearn.pipeline import make_pipeline
@@ -105,30 +105,32 @@ def minirocket(train: tuple[Any, Any], test: tuple[Any, Any], seed: int) -> floa
         return pd.DataFrame({f"c{i}": [pd.Series(row[:, i]) for row in padded] for i in columns})
 
     same = len({len(row) for row in x}) == 1
-    made = (rocket.MiniRocketMultivariate if same else rocket.MiniRocketMultivariateVariable)(random_state=seed)
+    kind = rocket.MiniRocketMultivariate if same else rocket.MiniRocketMultivariateVariable
+    transform = kind(random_state=seed)
     numbers = y.dtype.kind == "f"
     linear: Any = RidgeCV if numbers else RidgeClassifierCV
     ridge = make_pipeline(StandardScaler(with_mean=False), linear(alphas=np.logspace(-3, 3, 10)))
-    ridge.fit(made.fit_transform(nested(x)), y)
-    features = made.transform(nested(unseen))
+    ridge.fit(transform.fit_transform(nested(x)), y)
+    features = transform.transform(nested(unseen))
     return float(np.corrcoef(ridge.predict(features), true)[0, 1] if numbers else ridge.score(features, true))
 
 
 def image_case(recipe: str, data: str) -> Case:
-    """Images, and support vector machines on their pixels and their gradients with the splits of lagwise."""
+    """Make a case of images, and support vector machines on their pixels and gradients with our splits."""
 
     def simple(seed: int, gradients: bool) -> float:
         from sklearn.svm import SVC
 
         task: Any = make_task(_recipe(recipe, data, []))
         opened = task.open(progress=False)
-        found = {}
+        data_by_split = {}
         for split in ("train", "valid", "test"):
             rows = opened.rows.splits[split]
             pixels = [opened.reader(image, "").numpy() for image in rows["image"]]
-            found[split] = np.stack([_gradients(p) if gradients else p.ravel() for p in pixels]), rows["label"][:]
-        x, y = (np.concatenate(both) for both in zip(found["train"], found["valid"], strict=True))
-        return float(SVC().fit(x, y).score(*found["test"]))
+            features = np.stack([_gradients(p) if gradients else p.ravel() for p in pixels])
+            data_by_split[split] = features, rows["label"][:]
+        x, y = (np.concatenate(both) for both in zip(data_by_split["train"], data_by_split["valid"], strict=True))
+        return float(SVC().fit(x, y).score(*data_by_split["test"]))
 
     return Case(
         recipe,
@@ -141,7 +143,7 @@ def image_case(recipe: str, data: str) -> Case:
 
 
 def _gradients(pixels: np.ndarray) -> np.ndarray:
-    """Histograms of gradients of an image ``(channels, height, width)``, over cells of a quarter of its side."""
+    """Compute gradient histograms of an image ``(channels, height, width)``, over cells of a quarter of its side."""
     hog: Any = importlib.import_module("skimage.feature").hog
     cell = pixels.shape[1] // 4, pixels.shape[2] // 4
     return hog(pixels, orientations=9, pixels_per_cell=cell, cells_per_block=(2, 2), channel_axis=0)
@@ -166,7 +168,7 @@ def text_case(recipe: str, data: str) -> Case:
 
 
 def sound_case(data: str) -> Case:
-    """Sounds in folders of classes, and logistic regression on the mean and the deviation of their spectra."""
+    """Make a case of sounds in folders, and logistic regression on mean and deviation of their spectra."""
 
     def simple(seed: int) -> float:
         from scipy.io import wavfile
@@ -180,32 +182,32 @@ def sound_case(data: str) -> Case:
             power = np.log(np.abs(stft(samples / 2**15, rate, nperseg=256)[2]) + 1e-5)
             return np.concatenate([power.mean(1), power.std(1)])
 
-        found = {}
+        data_by_split = {}
         for split in ("train", "test"):
             files = sorted((Path(data) / split).rglob("*.wav"))
-            found[split] = np.stack([features(file) for file in files]), [file.parent.name for file in files]
-        model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(*found["train"])
-        return float(model.score(*found["test"]))
+            data_by_split[split] = np.stack([features(file) for file in files]), [file.parent.name for file in files]
+        model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(*data_by_split["train"])
+        return float(model.score(*data_by_split["test"]))
 
     return Case("signal", data, {"spectrum and LR": simple})
 
 
 def cases(options: argparse.Namespace) -> dict[str, Callable[[], Case]]:
-    """Makes of cases, by the names of their sets."""
+    """Return functions that make cases, by the names of their sets."""
     data, sets = options.runs / "data", options.sets
-    found: dict[str, Callable[[], Case]] = {name: partial(series_case, name, data / name) for name in SERIES}
-    found["digits"] = partial(image_case, "tnn-digits", "digits")
-    found["MNIST, 5,000"] = partial(mnist_case, data / "mnist.npz")
+    cases_by_name: dict[str, Callable[[], Case]] = {name: partial(series_case, name, data / name) for name in SERIES}
+    cases_by_name["digits"] = partial(image_case, "tnn-digits", "digits")
+    cases_by_name["MNIST, 5,000"] = partial(mnist_case, data / "mnist.npz")
     if options.texts:
-        found["IMDb, 5,000"] = partial(some_texts_case, options.texts, data / "imdb-5000")
-        found["IMDb"] = lambda: text_case("classify", str(options.texts))._replace(layers=PAIRS)
+        cases_by_name["IMDb, 5,000"] = partial(some_texts_case, options.texts, data / "imdb-5000")
+        cases_by_name["IMDb"] = lambda: text_case("classify", str(options.texts))._replace(layers=PAIRS)
     for name in GLUE if options.glue else ():
-        found[name] = partial(text_case, f"glue-{name}", str(options.glue / name))
+        cases_by_name[name] = partial(text_case, f"glue-{name}", str(options.glue / name))
     if sets:
-        found |= {name: partial(text_case, "classify", str(sets / name)) for name in TEXTS}
-        found |= {name: partial(image_case, "tnn-digits", str(sets / name)) for name in IMAGES}
-        found["prompts"] = partial(sound_case, str(sets / "prompts"))
-    return found
+        cases_by_name |= {name: partial(text_case, "classify", str(sets / name)) for name in TEXTS}
+        cases_by_name |= {name: partial(image_case, "tnn-digits", str(sets / name)) for name in IMAGES}
+        cases_by_name["prompts"] = partial(sound_case, str(sets / "prompts"))
+    return cases_by_name
 
 
 def mnist_case(file: Path) -> Case:
@@ -216,20 +218,20 @@ def mnist_case(file: Path) -> Case:
 
 
 def some_texts_case(texts: Path, folder: Path) -> Case:
-    """5,000 training and 5,000 test texts."""
+    """Make a case of 5,000 training and 5,000 test texts."""
     folder.mkdir(parents=True, exist_ok=True)
     for split in ("train", "test"):
         lines = (texts / f"{split}.jsonl").read_text().rstrip("\n").split("\n")  # texts have other ends of lines
-        chosen = np.random.default_rng(0).permutation(len(lines))[:5000]
-        (folder / f"{split}.jsonl").write_text("\n".join(lines[i] for i in chosen) + "\n")
+        selected = np.random.default_rng(0).permutation(len(lines))[:5000]
+        (folder / f"{split}.jsonl").write_text("\n".join(lines[i] for i in selected) + "\n")
     return text_case("classify", str(folder))
 
 
 def _recipe(name: str, data: str, overrides: list[str]) -> Any:
-    own = ["task.channels=1", "model.inputs.channels=1", "model.inputs.size=4"] if data.endswith(".npz") else []
+    of_data = ["task.channels=1", "model.inputs.channels=1", "model.inputs.size=4"] if data.endswith(".npz") else []
     if name == "tnn-digits" and Path(data).is_dir():
-        own = ["model.inputs.size=4"]
-    recipe = load_recipe(name, [*overrides, *own])
+        of_data = ["model.inputs.size=4"]
+    recipe = load_recipe(name, [*overrides, *of_data])
     recipe.data.source = data
     return recipe
 
@@ -243,8 +245,8 @@ def measure(case: Case, runs: Path, overrides: list[str], seed: int) -> dict[str
     metric = task.open(run=run, progress=False).headline.name
     about = json.loads((run / "first.json").read_text()) if (run / "first.json").is_file() else {}
     score = evaluate_run(run, progress=False)["test"][metric]
-    kept = {"kept": "first answer" if about["kept"] else "trained"} if "trained" in about else {}
-    return {"metric": metric, "score": score, "seconds": seconds, **kept}
+    outcome = {"kept": "first answer" if about["kept"] else "trained"} if "trained" in about else {}
+    return {"metric": metric, "score": score, "seconds": seconds, **outcome}
 
 
 def main() -> None:
@@ -262,34 +264,34 @@ def main() -> None:
     options = parser.parse_args()
     results = json.loads(options.out.read_text())["results"] if options.out.is_file() else {}
     command = f"python benchmarks/first_answers.py {' '.join(sys.argv[1:])}"
-    asked = {"first answer": ["model=linear"]}
+    setups = {"first answer": ["model=linear"]}
     if options.trained:
-        asked["recipe"] = []
+        setups["recipe"] = []
     if options.alone:
-        asked["trained alone"] = ["training.first_answer=none"]
+        setups["trained alone"] = ["training.first_answer=none"]
     only = None if options.only is None else options.only.split(";")
     for name, make_case in cases(options).items():
         if only is not None and name not in only:
             continue
         case = make_case()
         if options.layers:
-            asked["layers alone"] = ["training.first_answer=none", "task.wide=false", *case.layers]
-        found, place = results.setdefault(name, {}), options.runs / name.replace(", ", "-")
+            setups["layers alone"] = ["training.first_answer=none", "task.wide=false", *case.layers]
+        scores_by_kind, root = results.setdefault(name, {}), options.runs / name.replace(", ", "-")
         kinds: dict[str, Callable[[int], dict[str, Any]]] = {
-            kind: partial(measure, case, place / kind.replace(" ", "-"), overrides) for kind, overrides in asked.items()
+            kind: partial(measure, case, root / kind.replace(" ", "-"), overrides) for kind, overrides in setups.items()
         }
         for label, simple in case.simple.items():
             kinds[label] = partial(_timed, case, simple)
         for seed, (kind, make) in itertools.product(range(options.seeds), kinds.items()):
-            if seed < len(found.get(kind, ())) or (seed and not case.seeds and kind not in _SEEDED):
+            if seed < len(scores_by_kind.get(kind, ())) or (seed and not case.seeds and kind not in _SEEDED):
                 continue
             try:
-                made = make(seed)
+                result = make(seed)
             except ImportError as error:
                 print(f"{name}: no {kind} ({error})", file=sys.stderr)
                 continue
-            found.setdefault(kind, []).append(made)
-            print(f"{name:<20}{kind:<24}", made, flush=True)
+            scores_by_kind.setdefault(kind, []).append(result)
+            print(f"{name:<20}{kind:<24}", result, flush=True)
             save_results(options.out, command, results)
 
 

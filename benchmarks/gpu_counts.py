@@ -8,7 +8,7 @@ Triton counted as one pass over their inputs and outputs. A layer's are the diff
 and of one; the chain of best-lm counts as four layers. They are exact and repeatable; they predict no time. Bytes are
 also given as multiples of the least: every activation is written once and read once where it is used, in bfloat16, with
 norms, gates and residual sums fused into the products beside them, and the backward pass moves twice as much
-(`steps.step_models.least_bytes`).
+(`steps.step_models.min_bytes`).
 
 ``--before`` puts the figures of an earlier file beside the new ones. Needs a C++ compiler, and a build of PyTorch
 without CUDA.
@@ -38,28 +38,28 @@ from steps.step_models import (  # noqa: E402
     build,
     cases,
     layers_between,
-    least_bytes,
+    min_bytes,
 )
 
 
-def layer_counts(name: str, hidden: int, batch: int, length: int, places: bool = False) -> dict[str, Any]:
-    """The counts of one layer's training step."""
+def layer_counts(name: str, hidden: int, batch: int, length: int, by_line: bool = False) -> dict[str, Any]:
+    """Count one layer's training step."""
 
     def counts(layers: int) -> Count:
         ids = {"ids": (batch, length)}
         inputs = lambda: {k: torch.zeros(v, dtype=torch.long) for k, v in ids.items()}  # noqa: E731
-        return count_step(lambda: build(name, hidden, layers, length), inputs, places=places)
+        return count_step(lambda: build(name, hidden, layers, length), inputs, by_line=by_line)
 
     one, three = counts(1), counts(3)
     layers = layers_between(name)
     figures = ("calls", "bytes", "flops", "peak", "waits")
     row = {"model": name, "batch": batch, "length": length, "hidden": hidden}
     row |= {each: (getattr(three, each) - getattr(one, each)) / layers for each in figures}
-    row["times_least"] = row["bytes"] / least_bytes(name, batch * length, hidden)
-    if places:
+    row["times_least"] = row["bytes"] / min_bytes(name, batch * length, hidden)
+    if by_line:
         row["places"] = {
-            place: [(a - b) / layers for a, b in zip(found, one.places[place], strict=True)]
-            for place, found in three.places.items()
+            line: [(a - b) / layers for a, b in zip(figures_of_three, one.by_line[line], strict=True)]
+            for line, figures_of_three in three.by_line.items()
         }
     return row
 
@@ -71,17 +71,17 @@ def pretend_triton() -> None:
     fused.available = lambda: True  # type: ignore[assignment]
 
 
-def main(given: argparse.Namespace) -> None:
-    if not given.without_triton:
+def main(args: argparse.Namespace) -> None:
+    if not args.without_triton:
         pretend_triton()
     before = None
-    if given.before is not None:
-        content = json.loads(given.before.read_text())
+    if args.before is not None:
+        content = json.loads(args.before.read_text())
         before = {"commit": content["commit"], "rows": content["results"]["rows"]}
     rows = []
-    for name, batch, length in cases(given.shapes, [*given.models.split(","), *([] if given.no_peers else PEERS)]):
-        row = layer_counts(name, given.hidden, batch, length, given.places)
-        places = sorted(row.pop("places", {}).items(), key=lambda place: -place[1][1])
+    for name, batch, length in cases(args.shapes, [*args.models.split(","), *([] if args.no_peers else PEERS)]):
+        row = layer_counts(name, args.hidden, batch, length, args.places)
+        lines = sorted(row.pop("places", {}).items(), key=lambda line: -line[1][1])
         rows.append(row)
         print(
             f"{name:22}{f'{batch}x{length}':>10} {row['calls']:6.1f} calls {row['bytes'] / 1e9:8.3f} GB"
@@ -89,10 +89,10 @@ def main(given: argparse.Namespace) -> None:
             f" {row['waits']:5.1f} waits",
             flush=True,
         )
-        for place, (calls, size) in places[:70]:
-            print(f"    {size / row['bytes']:6.1%} {calls:6.1f} calls  {place}")
+        for line, (calls, size) in lines[:70]:
+            print(f"    {size / row['bytes']:6.1%} {calls:6.1f} calls  {line}")
     command = " ".join(["python", *sys.argv])
-    save_results(given.out, command, {"rows": rows, "before": before, "triton": not given.without_triton})
+    save_results(args.out, command, {"rows": rows, "before": before, "triton": not args.without_triton})
 
 
 if __name__ == "__main__":

@@ -33,9 +33,9 @@ def call(x: Tensor, taps: Tensor, cotangent: Tensor, engine: str) -> tuple[Tenso
     return y.detach(), *torch.autograd.grad(y, (x, taps), cotangent)
 
 
-def check(found: tuple[Tensor, ...], exact: tuple[Tensor, ...], engine: str) -> None:
-    """ValueError for a result or gradient that is not the exact one."""
-    errors = [float((a.double() - b).norm() / b.norm()) for a, b in zip(found, exact, strict=True)]
+def check(results: tuple[Tensor, ...], exact: tuple[Tensor, ...], engine: str) -> None:
+    """Raise ValueError for a result or gradient that is not the exact one."""
+    errors = [float((a.double() - b).norm() / b.norm()) for a, b in zip(results, exact, strict=True)]
     if not max(errors) <= TOLERANCE:
         raise ValueError(f"engine {engine!r} has the relative errors {errors}; it is not timed")
 
@@ -46,15 +46,15 @@ def replay(run: Callable[[], tuple[Tensor, ...]], device: torch.device) -> Calla
 
 
 def measure(batch: int, length: int, channels: int, lags: int, repeats: int) -> dict[str, Timing]:
-    """Seconds of a call, by engine."""
+    """Measure the seconds of a call, by engine."""
     torch.manual_seed(0)
     device = torch.device("cuda")
     x, cotangent = (torch.randn(batch, length, channels, device=device, dtype=torch.bfloat16) for _ in range(2))
     taps = torch.randn(channels, lags, device=device) / lags**0.5
     exact = call(x.double().requires_grad_(), taps.double().requires_grad_(), cotangent.double(), "fft")
     calls: dict[str, Callable[[], Any]] = {}
-    for engine, most in ENGINES.items():
-        if lags > most:
+    for engine, max_lags in ENGINES.items():
+        if lags > max_lags:
             continue
         run = partial(call, x.requires_grad_(), taps.requires_grad_(), cotangent, engine)
         try:
@@ -73,18 +73,18 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=8192)
     parser.add_argument("--channels", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=7)
-    given = parser.parse_args()
+    args = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("There is no CUDA card here.")
     rows = []
-    for lags in map(int, given.lags.split(",")):
-        times = measure(given.batch, given.length, given.channels, lags, given.repeats)
-        numbers = given.batch * given.length * given.channels
+    for lags in map(int, args.lags.split(",")):
+        times = measure(args.batch, args.length, args.channels, lags, args.repeats)
+        numbers = args.batch * args.length * args.channels
         picoseconds = {engine: time.median / numbers * 1e12 for engine, time in times.items()}
         rows.append({"lags": lags, "seconds": times, "picoseconds": picoseconds})
         print(f"{lags:6} lags: " + ", ".join(f"{engine} {value:.1f} ps" for engine, value in picoseconds.items()))
-        shape = {"batch": given.batch, "length": given.length, "channels": given.channels}
-        save_results(given.out, " ".join(["python", *sys.argv]), {**shape, "rows": rows})
+        shape = {"batch": args.batch, "length": args.length, "channels": args.channels}
+        save_results(args.out, " ".join(["python", *sys.argv]), {**shape, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ MODELS_AND_PEERS = (*MODELS, "torch.fft")
 
 
 def graph_counts(name: str, hidden: int, batch: int, length: int, *, combined: bool = False) -> dict[str, Any]:
-    """The launches of one layer's training step, and what the model's graphs wait for."""
+    """Count the launches of one layer's training step, and what the model's graphs wait for."""
 
     def counts(layers: int) -> GraphCount:
         ids = lambda: {"ids": torch.zeros(batch, length, dtype=torch.long)}  # noqa: E731
@@ -42,19 +42,19 @@ def graph_counts(name: str, hidden: int, batch: int, length: int, *, combined: b
     one, two = counts(1), counts(2)
     share = 2 / layers_between(name)
     kinds = {kind: (two.kinds[kind] - one.kinds[kind]) * share for kind in KINDS}
-    found = {"waits": two.waits, "graphs": two.graphs, "complex": two.complex, "refused": two.refused}
-    return {"calls": sum(kinds.values()), "kinds": kinds, **found}
+    facts = {"waits": two.waits, "graphs": two.graphs, "complex": two.complex, "refused": two.refused}
+    return {"calls": sum(kinds.values()), "kinds": kinds, **facts}
 
 
-def main(given: argparse.Namespace) -> None:
+def main(args: argparse.Namespace) -> None:
     rows = []
-    for name, batch, length in cases(given.shape, given.models.split(",")):
-        row = {"model": name, "batch": batch, "length": length, "hidden": given.hidden}
-        row["eager"] = gpu_counts.layer_counts(name, given.hidden, batch, length)["calls"]
-        row["compiled"] = graph_counts(name, given.hidden, batch, length)
-        row["combined"] = graph_counts(name, given.hidden, batch, length, combined=True)
+    for name, batch, length in cases(args.shape, args.models.split(",")):
+        row = {"model": name, "batch": batch, "length": length, "hidden": args.hidden}
+        row["eager"] = gpu_counts.layer_counts(name, args.hidden, batch, length)["calls"]
+        row["compiled"] = graph_counts(name, args.hidden, batch, length)
+        row["combined"] = graph_counts(name, args.hidden, batch, length, combined=True)
         rows.append(row)
-        save_results(given.out, " ".join(["python", *sys.argv]), {"rows": rows})
+        save_results(args.out, " ".join(["python", *sys.argv]), {"rows": rows})
         compiled, combined = row["compiled"], row["combined"]
         print(
             f"{name:22} {row['eager']:6.1f} calls, compiled {compiled['calls']:6.1f}, combined"

@@ -56,7 +56,7 @@ def training_step(model: nn.Module, ids: Tensor) -> Step:
 
 
 def check(name: str, model: nn.Module, plain: nn.Module, ids: Tensor) -> None:
-    """ValueError if a model's loss or gradient is another than that of an equal one in float32 by PyTorch's
+    """Raise ValueError if a model's loss or gradient differs from that of an equal one in float32 by PyTorch's
     operators."""
 
     def embedding_gradient(of: nn.Module) -> Tensor:
@@ -65,18 +65,18 @@ def check(name: str, model: nn.Module, plain: nn.Module, ids: Tensor) -> None:
         assert weight.grad is not None
         return weight.grad.double().flatten()
 
-    loss, found = float(training_step(model, ids)()), embedding_gradient(model)
+    loss, gradient = float(training_step(model, ids)()), embedding_gradient(model)
     plain.zero_grad(set_to_none=True)
     with mock.patch.object(fused, "available", return_value=False):
         exact = plain(ids)
         exact.backward()
-    cosine = float(torch.cosine_similarity(found, embedding_gradient(plain), 0))
+    cosine = float(torch.cosine_similarity(gradient, embedding_gradient(plain), 0))
     if not (abs(loss - float(exact)) <= 0.01 * float(exact) and cosine >= 0.98):
         raise ValueError(f"{name} has the loss {loss} for {float(exact)}, gradients' cosine {cosine}; it is not timed")
 
 
 def seconds(step: Callable[[], Any], repeats: int, calls: int = 4) -> Timing:
-    """Seconds of a call, over groups of calls that follow each other, as in a training."""
+    """Measure the seconds of a call, over groups of calls that follow each other, as in a training."""
 
     def group() -> None:
         for _ in range(calls):
@@ -89,7 +89,7 @@ def seconds(step: Callable[[], Any], repeats: int, calls: int = 4) -> Timing:
 def measure(
     name: str, hidden: int, layers: int, batch: int, length: int, repeats: int, compiled: bool
 ) -> dict[str, Any]:
-    """The times and the memory of a model's step."""
+    """Measure the time and the memory of a model's step."""
     torch.manual_seed(0)
     model = build(name, hidden, layers, length).cuda()
     ids = torch.randint(1, 257, (batch, length), device="cuda")
@@ -100,21 +100,21 @@ def measure(
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    found: dict[str, Any] = {"eager": seconds(step, repeats)}
-    found["peak"] = torch.cuda.max_memory_allocated() - before
+    result: dict[str, Any] = {"eager": seconds(step, repeats)}
+    result["peak"] = torch.cuda.max_memory_allocated() - before
     try:
-        found["graph"] = seconds(capture(step, step, ids.device)[0], repeats)
+        result["graph"] = seconds(capture(step, step, ids.device)[0], repeats)
     except RuntimeError as error:  # a step that waits for values
         torch.cuda.synchronize()
         print(f"{name}: no CUDA graph: {str(error).splitlines()[0]}", flush=True)
     for how in COMPILED if compiled else ():
         if how == "reduce_overhead" or name in MODELS:  # only ours compile layers
-            found[how] = compiled_seconds(name, copy.deepcopy(model), model, ids, how, repeats)
-    return found
+            result[how] = compiled_seconds(name, copy.deepcopy(model), model, ids, how, repeats)
+    return result
 
 
 def compiled_seconds(name: str, model: nn.Module, plain: nn.Module, ids: Tensor, how: str, repeats: int) -> Timing:
-    """Seconds of a model's step through `torch.compile`."""
+    """Measure the seconds of a model's step through `torch.compile`."""
     compile_model(getattr(model, "model", model), COMPILED[how])
     step = training_step(model, ids)
     for _ in range(_WARMUP):
@@ -125,7 +125,7 @@ def compiled_seconds(name: str, model: nn.Module, plain: nn.Module, ids: Tensor,
 
 
 def layer_times(name: str, hidden: int, batch: int, length: int, repeats: int, compiled: bool) -> dict[str, Any]:
-    """Seconds and bytes of one layer's training step."""
+    """Measure the seconds and bytes of one layer's training step."""
     one, three = (measure(name, hidden, layers, batch, length, repeats, compiled) for layers in (1, 3))
     layers = layers_between(name)
     row: dict[str, Any] = {"model": name, "batch": batch, "length": length, "hidden": hidden}
@@ -138,7 +138,7 @@ def layer_times(name: str, hidden: int, batch: int, length: int, repeats: int, c
 
 
 def ceilings() -> dict[str, float]:
-    """What the card moves, multiplies and launches: bytes per second of a copy (read and written), bfloat16
+    """Measure what the card moves, multiplies and launches: bytes per second of a copy (read and written), bfloat16
     multiplications and additions per second, seconds of a launch."""
     source = torch.randn(1 << 28, device="cuda")
     target = torch.empty_like(source)
@@ -160,25 +160,25 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--compiled", default="", help="models to compile too, at 4x2048")
-    given = parser.parse_args()
+    args = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("There is no CUDA card here; benchmarks/gpu_counts.py counts without one.")
     limits = ceilings()
     print(" ".join(f"{name} {value:.3g}" for name, value in limits.items()), flush=True)
     counted = {
         (row["model"], row["batch"], row["length"], row["hidden"]): row
-        for row in (json.loads(given.counts.read_text())["results"]["rows"] if given.counts.is_file() else [])
+        for row in (json.loads(args.counts.read_text())["results"]["rows"] if args.counts.is_file() else [])
     }
     rows = []
-    for name, batch, length in cases(given.shapes, given.models.split(",")):
+    for name, batch, length in cases(args.shapes, args.models.split(",")):
         shape = f"{batch}x{length}"
         try:
-            compiled = name in given.compiled.split(",") and shape == "4x2048"
-            row = layer_times(name, given.hidden, batch, length, given.repeats, compiled)
+            compiled = name in args.compiled.split(",") and shape == "4x2048"
+            row = layer_times(name, args.hidden, batch, length, args.repeats, compiled)
         except (ImportError, ValueError, RuntimeError) as error:
             print(f"{name} {shape}: {type(error).__name__}: {error}", flush=True)
             continue
-        count = counted.get((name, batch, length, given.hidden))
+        count = counted.get((name, batch, length, args.hidden))
         if count is not None:
             row["counted"] = {
                 "bytes_seconds": count["bytes"] / limits["bytes_per_second"],
@@ -189,7 +189,7 @@ def main() -> None:
         counted_ms = row.get("counted", {}).get("bytes_seconds", 0) * 1e3
         print(f"{name:22}{shape:>10} ms: {times} counted {counted_ms:.3f}; {row['peak'] / 1e9:.3f} GB", flush=True)
         torch.cuda.empty_cache()
-        save_results(given.out, " ".join(["python", *sys.argv]), {"ceilings": limits, "rows": rows})
+        save_results(args.out, " ".join(["python", *sys.argv]), {"ceilings": limits, "rows": rows})
 
 
 if __name__ == "__main__":

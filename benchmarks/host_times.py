@@ -93,7 +93,7 @@ def training_step(name: str, layers: int) -> Callable[[], None]:
 
 
 def measure(name: str) -> dict[str, float]:
-    """CPU microseconds of the host and launches of Triton's kernels, a layer."""
+    """Measure the CPU microseconds of the host and launches of Triton's kernels, a layer."""
     from steps.step_models import layers_between
 
     steps = {layers: training_step(name, layers) for layers in (1, 3)}
@@ -133,38 +133,38 @@ def main() -> None:
     parser.add_argument("--profile", metavar="MODEL")
     parser.add_argument("--order", default="tottime", help="of the profile: tottime or cumtime")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    chosen = parser.parse_args()
-    if chosen.child or chosen.profile:
+    args = parser.parse_args()
+    if args.child or args.profile:
         torch.set_num_threads(1)
         pretend_card()
-        if chosen.profile:
-            profile(chosen.profile, chosen.order)
+        if args.profile:
+            profile(args.profile, args.order)
         else:
-            print(json.dumps({name: measure(name) for name in chosen.models.split(",")}))
+            print(json.dumps({name: measure(name) for name in args.models.split(",")}))
         return
-    sources = {"this": str(Path(__file__).parents[1] / "src"), **({"peer": chosen.peer} if chosen.peer else {})}
+    sources = {"this": str(Path(__file__).parents[1] / "src"), **({"peer": args.peer} if args.peer else {})}
     runs: dict[str, list[dict[str, dict[str, float]]]] = {name: [] for name in sources}
-    command = [sys.executable, __file__, "--child", "--models", chosen.models]
-    for _ in range(chosen.repeats):
+    command = [sys.executable, __file__, "--child", "--models", args.models]
+    for _ in range(args.repeats):
         for name, source in sources.items():
             path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
             environment = {**os.environ, "PYTHONPATH": path, "LAGWISE_NATIVE": "0"}
             done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
             runs[name].append(json.loads(done.stdout.splitlines()[-1]))
     rows = []
-    for model in chosen.models.split(","):
+    for model in args.models.split(","):
         row: dict[str, Any] = {"model": model}
         for name, each in runs.items():
-            row[name] = min((run[model] for run in each), key=lambda found: found["microseconds"])
+            row[name] = min((run[model] for run in each), key=lambda figures: figures["microseconds"])
         rows.append(row)
         texts = (f"{name} {row[name]['microseconds']:7.0f} µs {row[name]['launches']:5.1f} launches" for name in runs)
         print(f"{model:22}", "  ".join(texts), flush=True)
-    if chosen.out:
+    if args.out:
         from lagwise_papers.bench.timing import save_results
 
         triton = None if importlib.util.find_spec("triton") is None else importlib.metadata.version("triton")
         command = "python benchmarks/host_times.py --peer OTHER/src"
-        save_results(chosen.out, command, {"triton": triton, "peer": chosen.peer_name, "rows": rows})
+        save_results(args.out, command, {"triton": triton, "peer": args.peer_name, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lagwise.data.sample_times import with_times
+from lagwise.data.series import with_times
 from lagwise.models import load_model
 from lagwise.runs import evaluate_run
 from lagwise.training import load_recipe, train
@@ -40,31 +40,31 @@ OPTIONS = [
 
 
 def series(name: str) -> dict[str, tuple[np.ndarray, list[str]]]:
-    """Series ``(rows, samples)`` and labels of each split, without those of other lengths."""
+    """Load series ``(rows, samples)`` and labels of each split, without those of other lengths."""
     from sktime.datasets import load_UCR_UEA_dataset
 
-    found = {}
+    by_split = {}
     for split in ("train", "test"):
         x, labels = load_UCR_UEA_dataset(name, split=split, return_X_y=True, return_type="numpy3d")
-        found[split] = np.asarray(x)[:, 0], [str(label) for label in labels]
-    return found
+        by_split[split] = np.asarray(x)[:, 0], [str(label) for label in labels]
+    return by_split
 
 
-def kept(shape: tuple[int, ...], share: float, seed: int) -> np.ndarray:
-    """Which samples of each series stay."""
+def keep_mask(shape: tuple[int, ...], share: float, seed: int) -> np.ndarray:
+    """Draw which samples of each series stay."""
     return np.random.default_rng(seed).random(shape) >= share
 
 
 def write(folder: Path, data: dict[str, tuple[np.ndarray, list[str]]], share: float, way: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for seed, (split, (x, labels)) in enumerate(data.items()):
-        stays, places = kept(x.shape, share, seed), np.arange(x.shape[1])
+        keep, times = keep_mask(x.shape, share, seed), np.arange(x.shape[1])
         lines = []
-        for row, own, label in zip(x, stays, labels, strict=True):
-            values = row[own] if way != "gaps" else np.where(own, row, np.nan)
+        for row, keep_row, label in zip(x, keep, labels, strict=True):
+            values = row[keep_row] if way != "gaps" else np.where(keep_row, row, np.nan)
             cells = [None if np.isnan(value) else round(float(value), 6) for value in values]
             record: dict[str, Any] = {"input_values": cells, "label": label}
-            lines.append(json.dumps(record | ({"t": places[own].tolist()} if way == "times" else {})))
+            lines.append(json.dumps(record | ({"t": times[keep_row].tolist()} if way == "times" else {})))
         (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
 
 
@@ -78,14 +78,14 @@ def run_of(folder: Path, out: Path, options: Sequence[str] = ()) -> Path:
 
 @torch.inference_mode()
 def transfer(run: Path, x: np.ndarray, labels: list[str], share: float, *, timed: bool) -> float:
-    """The accuracy of a model of whole series on what is left of them, by their times or without."""
+    """Measure the accuracy of a model of whole series on what is left of them, by their times or without."""
     plain, _ = load_model(run)
     inputs = plain.config.inputs
     scale = {"mean": [0.0, *inputs["mean"]], "std": [1.0, *inputs["std"]]}
     model = load_model(run, inputs={**inputs, "features": 2, "time": 1.0, **scale})[0] if timed else plain
     right = 0
-    for row, own, label in zip(x, kept(x.shape, share, 1), labels, strict=True):
-        values = with_times(row[own], np.flatnonzero(own), "a series") if timed else row[own][:, None]
+    for row, keep_row, label in zip(x, keep_mask(x.shape, share, 1), labels, strict=True):
+        values = with_times(row[keep_row], np.flatnonzero(keep_row), "a series") if timed else row[keep_row][:, None]
         logits = model(input_values=torch.tensor(values, dtype=torch.float32)[None]).logits
         right += model.config.id2label[int(logits.argmax())] == label
     return right / len(x)
@@ -97,15 +97,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--sets", default="GunPoint,ArrowHead,ItalyPowerDemand")
     options = parser.parse_args()
-    chosen = options.sets.split(",")
+    names = options.sets.split(",")
     earlier = json.loads(options.out.read_text())["results"] if options.out.is_file() else []
-    results: list[dict[str, Any]] = [row for row in earlier if row["set"] not in chosen]
-    for name in chosen:
+    results: list[dict[str, Any]] = [row for row in earlier if row["set"] not in names]
+    for name in names:
         data, root = series(name), options.work / name
         write(root / "whole", data, 0.0, "ignored")
         began = time.process_time()
-        whole = run_of(root / "whole", root / "run-whole")
-        score = evaluate_run(whole, progress=False)["test"]["accuracy"]
+        full_run = run_of(root / "whole", root / "run-whole")
+        score = evaluate_run(full_run, progress=False)["test"]["accuracy"]
         seconds = round(time.process_time() - began, 1)
         results.append({"set": name, "missing": 0.0, "way": "whole", "accuracy": score, "cpu_seconds": seconds})
         x, labels = data["test"]
@@ -119,7 +119,7 @@ def main() -> None:
                 results.append({"set": name, "missing": share, "way": way, "accuracy": score, "cpu_seconds": seconds})
                 print(json.dumps(results[-1]), flush=True)
             for way, timed in (("trained whole, times", True), ("trained whole, ignored", False)):
-                score = transfer(whole, x, labels, share, timed=timed)
+                score = transfer(full_run, x, labels, share, timed=timed)
                 results.append({"set": name, "missing": share, "way": way, "accuracy": score})
                 print(json.dumps(results[-1]), flush=True)
             save_results(options.out, f"python benchmarks/irregular.py {' '.join(sys.argv[1:])}", results)

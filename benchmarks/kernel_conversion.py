@@ -46,7 +46,7 @@ KERNEL_OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def mixers() -> dict[str, dict[str, Any]]:
-    """Specs by name."""
+    """Return specs by name."""
     unit = {"name": "gtu", "expansion": 1}
     return {
         **{name: {**unit, "kernel": {"name": name, **KERNEL_OPTIONS.get(name, {})}} for name in KERNELS},
@@ -72,17 +72,17 @@ def train(run: Path, mixer: dict[str, Any], steps: int) -> None:
 
 @torch.inference_mode()
 def streaming_error(model: Any, tokens: int = 64) -> float:
-    """Largest difference of logits between streaming after a prompt and the forward pass, relative to the largest."""
+    """Compute the largest relative difference of logits between streaming after a prompt and the forward pass."""
     ids = torch.randint(model.config.vocab_size, (1, LENGTH + tokens))
-    whole = model(ids).logits[:, LENGTH:]
+    full = model(ids).logits[:, LENGTH:]
     cache = StreamingCache(model.config.num_hidden_layers)
     model(ids[:, :LENGTH], past_key_values=cache, logits_to_keep=1)
     steps = [model(token[None, None], past_key_values=cache).logits for token in ids[0, LENGTH:]]
-    return float((torch.cat(steps, 1) - whole).abs().max() / whole.abs().max())
+    return float((torch.cat(steps, 1) - full).abs().max() / full.abs().max())
 
 
-def found(run: Path, tolerance: float) -> dict[str, Any]:
-    """The results of a row."""
+def measured(run: Path, tolerance: float) -> dict[str, Any]:
+    """Measure the results of a row."""
     model, _ = load_model(run)
     row: dict[str, Any] = {"tolerance": tolerance, "streaming_error": streaming_error(model)}
     layers = [m for m in model.modules() if isinstance(m, ToeplitzMixer)]
@@ -116,19 +116,19 @@ def found(run: Path, tolerance: float) -> dict[str, Any]:
     return {**row, **{key: value for key, value in result.items() if key not in ("run", "out")}}
 
 
-def main(given: argparse.Namespace) -> None:
+def main(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     specs = mixers()
-    kept = json.loads(given.out.read_text())["results"] if given.out.is_file() else {}
-    for name in given.names.split(",") if given.names else specs:
-        if known(name, specs, "name") in kept:
+    done = json.loads(args.out.read_text())["results"] if args.out.is_file() else {}
+    for name in args.names.split(",") if args.names else specs:
+        if known(name, specs, "name") in done:
             continue
-        run = given.runs.resolve() / name
+        run = args.runs.resolve() / name
         run.parent.mkdir(parents=True, exist_ok=True)
-        train(run, specs[name], given.steps)
-        row = {"mixer": specs[name], "steps": given.steps, **found(run, given.tolerance)}
-        keep(given.out, name, row)
+        train(run, specs[name], args.steps)
+        row = {"mixer": specs[name], "steps": args.steps, **measured(run, args.tolerance)}
+        keep(args.out, name, row)
         print(name, json.dumps({key: row[key] for key in row if key not in ("mixer", "layers")}), flush=True)
 
 

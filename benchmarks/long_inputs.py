@@ -27,13 +27,13 @@ from torch import Tensor
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
 from lagwise.process import denormals_as_zero, share_cores
 from lagwise.training import load_recipe
-from lagwise_papers.bench.harness import in_own_process, process_bytes
+from lagwise_papers.bench.harness import in_new_process, process_bytes
 from lagwise_papers.bench.timing import save_results
 
 RECIPES = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "megalodon-lm", "tcnca-lm", "best-lm")
 ATTENTION = ("transformer-alibi-lm", "transformer-learned-lm")
 LENGTHS, OF_ATTENTION = (131_072, 1_048_576), (8_192, 32_768)
-PIECE, KEPT = 65_536, 64  # tokens; and logits that are compared
+CHUNK_TOKENS, COMPARED_LOGITS = 65_536, 64
 WAYS = (("pieces", "whole"), ("step",), ("checkpointed",))  # those of a process, from the least memory to the most
 
 
@@ -49,63 +49,63 @@ def model(recipe: str, length: int) -> LagwiseForCausalLM:
 
 
 @torch.no_grad()
-def whole(made: LagwiseForCausalLM, ids: Tensor) -> Tensor:
-    return made.eval()(ids, logits_to_keep=KEPT).logits
+def run_full(model: LagwiseForCausalLM, ids: Tensor) -> Tensor:
+    return model.eval()(ids, logits_to_keep=COMPARED_LOGITS).logits
 
 
 @torch.no_grad()
-def in_pieces(made: LagwiseForCausalLM, ids: Tensor, size: int = PIECE) -> Tensor:
+def run_in_chunks(model: LagwiseForCausalLM, ids: Tensor, size: int = CHUNK_TOKENS) -> Tensor:
     cache, logits = None, torch.empty(0)
-    for piece in ids.split(size, 1):
-        out = made.eval()(piece, past_key_values=cache, use_cache=True, logits_to_keep=KEPT)
+    for chunk in ids.split(size, 1):
+        out = model.eval()(chunk, past_key_values=cache, use_cache=True, logits_to_keep=COMPARED_LOGITS)
         cache, logits = out.past_key_values, out.logits
     return logits
 
 
-def step(made: LagwiseForCausalLM, ids: Tensor) -> Tensor:
-    made.train().zero_grad()
-    loss = made(ids, labels=ids, skip_logits=True).loss
+def step(model: LagwiseForCausalLM, ids: Tensor) -> Tensor:
+    model.train().zero_grad()
+    loss = model(ids, labels=ids, skip_logits=True).loss
     loss.backward()
     return loss.detach()
 
 
 @denormals_as_zero()
 def measured(recipe: str, length: int, ways: tuple[str, ...], threads: int) -> dict[str, Any]:
-    """CPU seconds and bytes of each way, one after another, after each has run on a short text, which allocates the
-    libraries' buffers. Of ways with the same logits also how much the last differ, relative to the largest."""
+    """Measure CPU seconds and bytes of each way, one after another, after each has run on a short text, which allocates
+    the libraries' buffers. Of ways with the same logits also how much the last differ, relative to the largest."""
     torch.set_num_threads(threads)
-    made, found, logits = model(recipe, length), {}, []
+    network, results, logits = model(recipe, length), {}, []
     if "checkpointed" in ways:
-        made.gradient_checkpointing_enable()
-    runs = {way: {"whole": whole, "pieces": in_pieces}.get(way, step) for way in ways}
+        network.gradient_checkpointing_enable()
+    runs = {way: {"whole": run_full, "pieces": run_in_chunks}.get(way, step) for way in ways}
     for run in runs.values():
-        run(made, torch.arange(256)[None])
+        run(network, torch.arange(256)[None])
     ids = torch.randint(256, (1, length), generator=torch.Generator().manual_seed(1))
     before = process_bytes("VmRSS")
     for way, run in runs.items():
         began = time.process_time()
-        logits.append(run(made, ids))
-        found[way] = {"seconds": time.process_time() - began, "memory": max(0, process_bytes("VmHWM") - before)}
+        logits.append(run(network, ids))
+        results[way] = {"seconds": time.process_time() - began, "memory": max(0, process_bytes("VmHWM") - before)}
     if len(logits) > 1:
-        found[ways[-1]]["difference"] = ((logits[0] - logits[1]).abs().max() / logits[0].abs().max()).item()
-    return found
+        results[ways[-1]]["difference"] = ((logits[0] - logits[1]).abs().max() / logits[0].abs().max()).item()
+    return results
 
 
-def main(given: argparse.Namespace) -> None:
+def main(args: argparse.Namespace) -> None:
     results: dict[str, dict[str, dict[str, Any]]] = {}
-    if given.out.is_file():
-        results = json.loads(given.out.read_text())["results"]
-    for recipe in given.recipes:
+    if args.out.is_file():
+        results = json.loads(args.out.read_text())["results"]
+    for recipe in args.recipes:
         for length in OF_ATTENTION if recipe in ATTENTION else LENGTHS:
             for ways in WAYS:
                 row = results.setdefault(recipe, {}).setdefault(str(length), {})
                 if ways[0] in row:
                     continue
                 try:
-                    row |= in_own_process(measured, recipe, length, ways, given.threads)
+                    row |= in_new_process(measured, recipe, length, ways, args.threads)
                 except BrokenProcessPool:
                     row |= dict.fromkeys(ways)  # killed for its memory
-                save_results(given.out, " ".join(["python", *sys.argv]), results)
+                save_results(args.out, " ".join(["python", *sys.argv]), results)
                 print(recipe, length, {way: row[way] for way in ways}, flush=True)
 
 

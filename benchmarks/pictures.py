@@ -44,7 +44,7 @@ def train(name: str, overrides: list[str], plan: dict[str, Any], runs: Path, res
     steps = plan["steps"]
     new = ["--recipe", RECIPE, *overrides, *cadence(steps, _EVALUATIONS)]
     done = finish(runs / name, new, ["--lengths", ",".join(map(str, PLAN[name][2]))])
-    found, evaluations = scores(runs / name), done["evaluations"]
+    run_scores, evaluations = scores(runs / name), done["evaluations"]
     seconds = evaluations[-1]["seconds"]
     keep(
         results,
@@ -58,10 +58,10 @@ def train(name: str, overrides: list[str], plan: dict[str, Any], runs: Path, res
             "pictures_per_second": load_recipe(RECIPE, PLAN[name][1]).training.batch_size * steps / seconds,
             "machine": done["machine"],
             "curve": [(m["seconds"], m["step"], m["eval_loss"], m["eval_accuracy"]) for m in evaluations],
-            "scores": {key: found[key] for key in ("valid", "test", "sizes")},
+            "scores": {key: run_scores[key] for key in ("valid", "test", "sizes")},
         },
     )
-    print(f"{name}: {steps} steps, test accuracy {found['test']['accuracy']:.4f}", flush=True)
+    print(f"{name}: {steps} steps, test accuracy {run_scores['test']['accuracy']:.4f}", flush=True)
 
 
 def main() -> None:
@@ -73,17 +73,17 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60, help="minutes per run (60)")
     parser.add_argument("--workers", type=int, default=2, help="concurrent runs (2)")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/pictures-cpu.json"))
-    given = parser.parse_args()
-    sources = {"cifar": given.cifar, "fashion": given.fashion}
+    args = parser.parse_args()
+    sources = {"cifar": args.cifar, "fashion": args.fashion}
     jobs = {
         name: (RECIPE, [*PLAN[name][1], f"data.source={json.dumps(sources[PLAN[name][0]])}"])
-        for name in given.runs.split(",")
+        for name in args.runs.split(",")
         if sources[PLAN[name][0]]
     }
-    given.folder.mkdir(parents=True, exist_ok=True)
-    plan = planned(jobs, given.minutes, given.folder / "costs.json")
-    runs, results = given.folder, given.results
-    together(given.workers, (partial(train, name, job[1], plan[name], runs, results) for name, job in jobs.items()))
+    args.folder.mkdir(parents=True, exist_ok=True)
+    plan = planned(jobs, args.minutes, args.folder / "costs.json")
+    runs, results = args.folder, args.results
+    together(args.workers, (partial(train, name, job[1], plan[name], runs, results) for name, job in jobs.items()))
 
 
 if __name__ == "__main__":

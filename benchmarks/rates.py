@@ -25,7 +25,7 @@ from lagwise.training import load_recipe, train
 from lagwise_papers.bench.timing import save_results
 
 HALF = RATE // 2  # samples on each side of a beat
-MOST = 1200  # beats of each class in a split
+MAX_BEATS = 1200  # beats of each class in a split
 RATES = {"720": (2, 1), "360": (1, 1), "180": (1, 2), "120": (1, 3), "90": (1, 4)}  # Hz, and the ratio to 360 Hz
 OPTIONS = [
     *("model.causal=true", "model.hidden_size=32", "model.num_hidden_layers=2", "task.stride=1"),
@@ -37,28 +37,25 @@ OPTIONS = [
 
 
 def windows(rows: Path, split: str) -> dict[str, np.ndarray]:
-    """Beats as ``input_values (beats, samples)`` and ``label``, the same number of N and V, from all records."""
+    """Read beats as ``input_values (beats, samples)`` and ``label``, the same number of N and V, from all records."""
     random = np.random.default_rng(0)
-    found: dict[str, list[np.ndarray]] = {"N": [], "V": []}
+    beats_by_class: dict[str, list[np.ndarray]] = {"N": [], "V": []}
     for beats in read(rows, split).values():
         lead = beats["samples"][:, 0]
         for at, name in zip(beats["positions"], beats["classes"], strict=True):
-            if name in found and HALF <= at < len(lead) - HALF:
-                found[name].append(lead[at - HALF : at + HALF])
-    count = min(MOST, *map(len, found.values()))
-    chosen = {name: random.choice(len(own), count, replace=False) for name, own in found.items()}
-    return {
-        "input_values": np.stack([found[name][i] for name in found for i in chosen[name]]).astype(np.float32),
-        "label": np.repeat(list(found), count),
-    }
+            if name in beats_by_class and HALF <= at < len(lead) - HALF:
+                beats_by_class[name].append(lead[at - HALF : at + HALF])
+    count = min(MAX_BEATS, *map(len, beats_by_class.values()))
+    selected = [each[i] for each in beats_by_class.values() for i in random.choice(len(each), count, replace=False)]
+    return {"input_values": np.stack(selected).astype(np.float32), "label": np.repeat(list(beats_by_class), count)}
 
 
 @torch.inference_mode()
 def accuracy(run: Path, rate: float, x: np.ndarray, labels: np.ndarray) -> float:
-    """Of a model that is loaded for ``rate``, relative to that of training."""
+    """Measure the accuracy of a model that is loaded for ``rate``, relative to that of training."""
     model, _ = load_model(run, rate=rate)
-    parts = torch.tensor(x, dtype=torch.float32)[..., None].split(100)
-    predicted = torch.cat([model.eval()(input_values=part).logits.argmax(-1) for part in parts])
+    chunks = torch.tensor(x, dtype=torch.float32)[..., None].split(100)
+    predicted = torch.cat([model.eval()(input_values=chunk).logits.argmax(-1) for chunk in chunks])
     return float(np.mean([model.config.id2label[int(i)] == label for i, label in zip(predicted, labels, strict=True)]))
 
 
@@ -79,8 +76,9 @@ def main() -> None:
     results = []
     for hertz, (up, down) in RATES.items():
         x = resample_poly(test["input_values"], up, down, axis=1, padtype="line")
-        own, same = (accuracy(options.run, rate, x, test["label"]) for rate in (up / down, 1.0))
-        results.append({"hertz": int(hertz), "rate": up / down, "beats": len(x), "accuracy": own, "unscaled": same})
+        scaled, unscaled = (accuracy(options.run, rate, x, test["label"]) for rate in (up / down, 1.0))
+        accuracies = {"accuracy": scaled, "unscaled": unscaled}
+        results.append({"hertz": int(hertz), "rate": up / down, "beats": len(x), **accuracies})
         print(json.dumps(results[-1]), flush=True)
     save_results(options.out, f"python benchmarks/rates.py {' '.join(sys.argv[1:])}", results)
 

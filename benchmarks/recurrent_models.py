@@ -105,9 +105,9 @@ def make(name: str) -> PreTrainedModel:
         fields = {each.name for each in dataclasses.fields(CONFIG_MAPPING[name])}
         sizes = {key: value for key, value in _SIZES.items() if key in fields}
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **{**sizes, **MODELS[name]}))
-    for part in model.modules():
-        if isinstance(part, nn.Linear | nn.Embedding):
-            nn.init.normal_(part.weight, std=_STD)
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=_STD)
     return model.float().eval()
 
 
@@ -120,7 +120,7 @@ def _late(*_: Any) -> None:
 
 
 def check(name: str) -> dict[str, str]:
-    """The findings for a model: verdicts with errors or messages; or why there are none."""
+    """Collect the findings for a model: verdicts with errors or messages; or why there are none."""
     signal.signal(signal.SIGALRM, _late)
     signal.alarm(_LIMIT)
     try:

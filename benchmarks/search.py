@@ -25,7 +25,7 @@ import pyarrow.parquet as parquet
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.preprocessing import normalize
 
-from lagwise.data.sources import open_source
+from lagwise.data.tokens import open_source
 from lagwise.runs import embed_run
 from lagwise.training import load_recipe, train_or_resume
 from lagwise_papers.bench.timing import save_results
@@ -38,41 +38,41 @@ _SUMMARY, _EXPLANATION = 4, 20  # words, at least
 
 
 def documents() -> list[tuple[str, str, str]]:
-    """Place, explanation and summary of each docstring; repeated ones once."""
-    root, found, seen = Path(ast.__file__).parent, dict[str, tuple[str, str]](), set[str]()
+    """List location, explanation and summary of each docstring; repeated ones once."""
+    root, by_explanation, seen = Path(ast.__file__).parent, dict[str, tuple[str, str]](), set[str]()
     for path in sorted(open_source("stdlib").paths):
         for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                summary, _, rest = (ast.get_docstring(node) or "").partition("\n\n")
+                summary, _, explanation = (ast.get_docstring(node) or "").partition("\n\n")
                 query = " ".join(summary.split())
-                if len(query.split()) >= _SUMMARY and len(rest.split()) >= _EXPLANATION and query not in seen:
-                    place = f"{path.relative_to(root).as_posix()}:{getattr(node, 'name', '')}"
-                    if found.setdefault(rest.strip(), (place, query)) == (place, query):
+                if len(query.split()) >= _SUMMARY and len(explanation.split()) >= _EXPLANATION and query not in seen:
+                    location = f"{path.relative_to(root).as_posix()}:{getattr(node, 'name', '')}"
+                    if by_explanation.setdefault(explanation.strip(), (location, query)) == (location, query):
                         seen.add(query)
-    return [(place, text, query) for text, (place, query) in found.items()]
+    return [(location, text, query) for text, (location, query) in by_explanation.items()]
 
 
 def scaled(scores: np.ndarray) -> np.ndarray:
     return scores / (scores.std(1, keepdims=True) + 1e-9)  # none is above 0 for a query of unknown words
 
 
-def main(given: argparse.Namespace) -> None:
-    given.folder.mkdir(parents=True, exist_ok=True)
-    places, texts, queries = zip(*documents(), strict=True)
+def main(args: argparse.Namespace) -> None:
+    args.folder.mkdir(parents=True, exist_ok=True)
+    locations, texts, queries = zip(*documents(), strict=True)
     for name, column in {"documents": texts, "queries": queries}.items():
-        lines = [json.dumps({"id": place, "text": text}) + "\n" for place, text in zip(places, column, strict=True)]
-        (given.folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
-    files = np.array([place.split(":")[0] for place in places])
+        lines = [json.dumps({"id": id, "text": text}) + "\n" for id, text in zip(locations, column, strict=True)]
+        (args.folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+    files = np.array([location.split(":")[0] for location in locations])
     same = (files == files[:, None]) & ~np.eye(len(files), dtype=bool)
-    found = {"chance": {f"recall@{k}": k / len(texts) for k in (1, 10, 100)} | {"same file": float(same.mean())}}
+    figures = {"chance": {f"recall@{k}": k / len(texts) for k in (1, 10, 100)} | {"same file": float(same.mean())}}
 
-    def save(name: str, asked: np.ndarray, between: np.ndarray) -> None:
-        """Keep the figures of scores (queries, documents), of which the diagonal is right, and between documents."""
-        own = np.diagonal(asked)[:, None]
-        ranks = (asked > own).sum(1) + (asked == own).sum(1)  # the last of equal ones
-        found[name] = {f"recall@{k}": float((ranks <= k).mean()) for k in (1, 10, 100)}
+    def save(name: str, query_scores: np.ndarray, between: np.ndarray) -> None:
+        """Keep the figures of scores (queries, documents), whose diagonal is right, and of those between documents."""
+        right = np.diagonal(query_scores)[:, None]
+        ranks = (query_scores > right).sum(1) + (query_scores == right).sum(1)  # the last of equal ones
+        figures[name] = {f"recall@{k}": float((ranks <= k).mean()) for k in (1, 10, 100)}
         nearest = np.where(np.eye(len(files), dtype=bool), -np.inf, between).argmax(1)
-        found[name]["same file"] = float((files[nearest] == files).mean())
+        figures[name]["same file"] = float((files[nearest] == files).mean())
 
     tfidf = TfidfVectorizer(sublinear_tf=True).fit(texts)
     terms = tfidf.transform(texts)
@@ -83,28 +83,28 @@ def main(given: argparse.Namespace) -> None:
     split = [bm25s.tokenize(each, return_ids=False, **options) for each in (queries, texts)]
     save("BM25", *(np.stack([index.get_scores(words) for words in each]) for each in split))
     for name, (recipe, overrides) in RUNS.items():
-        run, settings = given.folder / name, load_recipe(recipe, overrides)
-        settings.data.source = str(given.folder / "documents.jsonl")
+        run, settings = args.folder / name, load_recipe(recipe, overrides)
+        settings.data.source = str(args.folder / "documents.jsonl")
         if not (run / "config.json").is_file():
             train_or_resume(settings, run)
         for pooling in ("mean", "last"):
             tables = []
             for source in ("queries", "documents"):
-                out = given.folder / f"{name}-{source}-{pooling}.parquet"
-                embed_run(run, [str(given.folder / f"{source}.jsonl")], out, pooling=pooling)
+                out = args.folder / f"{name}-{source}-{pooling}.parquet"
+                embed_run(run, [str(args.folder / f"{source}.jsonl")], out, pooling=pooling)
                 tables.append(np.stack(parquet.read_table(out)["vector"].to_numpy()))
             middle = tables[1].mean(0)
             variances, axes = np.linalg.eigh(np.cov(tables[1].T))
             changes = {"": tables, ", centred": [each - middle for each in tables]}
             changes[", whitened"] = [(each - middle) @ axes / np.sqrt(variances + 1e-6) for each in tables]
-            for change, (asked, own) in changes.items():
-                cosines = [normalize(each) @ normalize(own).T for each in (asked, own)]
+            for change, (of_queries, of_documents) in changes.items():
+                cosines = [normalize(each) @ normalize(of_documents).T for each in (of_queries, of_documents)]
                 save(f"{name}, {pooling}{change}", *cosines)
-            both = [scaled(mine) + scaled(others) for mine, others in zip(cosines, lexical, strict=True)]
+            both = [scaled(ours) + scaled(theirs) for ours, theirs in zip(cosines, lexical, strict=True)]
             save(f"{name}, {pooling}, whitened, with TF-IDF", *both)
     results = {"documents": len(texts), "bytes": sum(len(text.encode()) for text in texts), "runs": RUNS}
-    save_results(given.out, " ".join(["python", *sys.argv]), {**results, "recall": found})
-    for name, scores in found.items():
+    save_results(args.out, " ".join(["python", *sys.argv]), {**results, "recall": figures})
+    for name, scores in figures.items():
         print(name, {key: round(value, 3) for key, value in scores.items()})
 
 

@@ -49,30 +49,30 @@ def prepare(root: Path, work: Path) -> None:
         start = 0
         for split, count in COUNTS.items():
             for number, clip in enumerate(clips[start : start + count]):
-                place = Path(voice.name[:2]) / f"{number:03d}.wav"
-                write(work / "sounds" / split / place, clip, RATE)
+                name = Path(voice.name[:2]) / f"{number:03d}.wav"
+                write(work / "sounds" / split / name, clip, RATE)
                 for hertz, (up, down) in RATES.items() if split == "test" else ():
-                    own = resample_poly(clip, up, down)
-                    write(work / f"{hertz}-as-it-is" / place, own, hertz)
-                    write(work / f"{hertz}-unscaled" / place, own, RATE)
-                    write(work / f"{hertz}-resampled" / place, resample_poly(own, down, up)[:CLIP], RATE)
+                    resampled = resample_poly(clip, up, down)
+                    write(work / f"{hertz}-as-it-is" / name, resampled, hertz)
+                    write(work / f"{hertz}-unscaled" / name, resampled, RATE)
+                    write(work / f"{hertz}-resampled" / name, resample_poly(resampled, down, up)[:CLIP], RATE)
             start += count
     mix(work)
 
 
 def mix(work: Path) -> None:
-    """The sounds of ``prepare`` with every second file of each split at 8 kHz, in three ways."""
+    """Write the sounds of ``prepare`` with every second file of each split at 8 kHz, in three ways."""
     for path in sorted((work / "sounds").rglob("*.wav")):
-        clip, place = wavfile.read(path)[1].astype(np.float64), path.relative_to(work / "sounds")
+        clip, name = wavfile.read(path)[1].astype(np.float64), path.relative_to(work / "sounds")
         slow = int(path.stem) % 2 == 1
-        own = resample_poly(clip, 1, 2) if slow else clip
-        write(work / "mixed" / place, own, RATE // 2 if slow else RATE)
-        write(work / "mixed-unscaled" / place, own, RATE)
-        write(work / "mixed-resampled" / place, resample_poly(own, 2, 1)[:CLIP] if slow else clip, RATE)
+        resampled = resample_poly(clip, 1, 2) if slow else clip
+        write(work / "mixed" / name, resampled, RATE // 2 if slow else RATE)
+        write(work / "mixed-unscaled" / name, resampled, RATE)
+        write(work / "mixed-resampled" / name, resample_poly(resampled, 2, 1)[:CLIP] if slow else clip, RATE)
 
 
 def read_prompt(path: Path) -> np.ndarray:
-    """The samples of a file of G.722 at 16 kHz, within -1 and 1."""
+    """Read the samples of a file of G.722 at 16 kHz, within -1 and 1."""
     import av  # pyrefly: ignore[missing-import]  # only for this part
 
     with av.open(str(path), format="g722") as file:
@@ -81,7 +81,7 @@ def read_prompt(path: Path) -> np.ndarray:
 
 
 def loudest(samples: np.ndarray) -> np.ndarray | None:
-    """The loudest half second, at a deviation of 0.1; None if there is none."""
+    """Find the loudest half second, at a deviation of 0.1; None if there is none."""
     power = np.cumsum(np.pad(samples**2, (1, 0)))
     if len(samples) < CLIP or power[-1] == 0:
         return None
@@ -109,9 +109,9 @@ def score(work: Path, out: Path) -> None:
             scores = {}
             for way in ("as-it-is", "unscaled", "resampled"):
                 source = str(work / f"{hertz}-{way}")
-                found = evaluate_run(run_of(work, trained), source=source, progress=False)["test"]
-                scores[way.replace("-", "_")] = found["accuracy"]
-            results.append({"trained": trained, "hertz": hertz, "sounds": found["rows"], **scores})
+                evaluation = evaluate_run(run_of(work, trained), source=source, progress=False)["test"]
+                scores[way.replace("-", "_")] = evaluation["accuracy"]
+            results.append({"trained": trained, "hertz": hertz, "sounds": evaluation["rows"], **scores})
             print(json.dumps(results[-1]), flush=True)
     save_results(out, f"python benchmarks/sound_rates.py {' '.join(sys.argv[1:])}", results)
 
@@ -120,15 +120,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("prepare", "train", "score"):
-        own = commands.add_parser(name)
+        command = commands.add_parser(name)
         if name == "prepare":
-            own.add_argument("root", type=Path)
-        own.add_argument("work", type=Path)
+            command.add_argument("root", type=Path)
+        command.add_argument("work", type=Path)
         if name == "train":
-            own.add_argument("--sounds", choices=SOUNDS, default=SOUNDS[0])
-            own.add_argument("overrides", nargs="*")
+            command.add_argument("--sounds", choices=SOUNDS, default=SOUNDS[0])
+            command.add_argument("overrides", nargs="*")
         if name == "score":
-            own.add_argument("--out", type=Path, required=True)
+            command.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     if options.command == "prepare":
         prepare(options.root, options.work)

@@ -54,7 +54,7 @@ _ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 
 @contextmanager
 def by_fft() -> Iterator[None]:
-    """Long convolutions by PyTorch's FFTs, and the rest as it is."""
+    """Compute long convolutions by PyTorch's FFTs, and the rest as it is."""
     with mock.patch.object(native, "serves", return_value=False):
         yield
 
@@ -69,8 +69,8 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         name = func.overloadpacket.__name__
         if name in ("mm", "addmm", "bmm", "baddbmm"):
-            given = [like(t) if isinstance(t, Tensor) else t for t in args]
-            self.products.append(lambda: func(*given, **(kwargs or {})))
+            inputs = [like(t) if isinstance(t, Tensor) else t for t in args]
+            self.products.append(lambda: func(*inputs, **(kwargs or {})))
         elif name.startswith(_ATTENTION):
             first = 1 if name.endswith("backward") else 0  # after the gradient
             q, k, v = (t.flatten(0, 1) for t in args[first : first + 3])
@@ -85,7 +85,7 @@ class Recorder(TorchDispatchMode):
 
 
 def like(t: Tensor) -> Tensor:
-    """Random numbers where t has them in memory."""
+    """Draw random numbers where t has them in memory."""
     return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype).normal_()
 
 
@@ -107,8 +107,8 @@ def loss_of(model: nn.Module, inputs: dict[str, Tensor], dtype: torch.dtype) -> 
         return model(**inputs).loss
 
 
-def check(names: list[str], found: list[Tensor], expected: list[Tensor], dtype: torch.dtype) -> None:
-    for name, a, b in zip(names, found, expected, strict=True):
+def check(names: list[str], actual: list[Tensor], expected: list[Tensor], dtype: torch.dtype) -> None:
+    for name, a, b in zip(names, actual, expected, strict=True):
         error = float((a.float() - b.float()).abs().max() / b.float().abs().max().clamp(min=1e-12))
         if not error <= TOLERANCE[dtype]:
             raise SystemExit(f"{name} is off by {error:.1e} of its largest value in {dtype}")
@@ -125,15 +125,15 @@ def time_step(
     model = kind(config).train()
     ids = torch.randint(0, min(vocabulary, 256), (batch, length))
     inputs = {"input_ids": ids, "labels": ids.where(torch.rand(batch, length) < 0.15, -100) if masked else ids}
-    named = dict(model.named_parameters())
+    parameters = dict(model.named_parameters())
 
     def results() -> list[Tensor]:
         loss = loss_of(model, inputs, dtype)
-        return [loss.detach(), *torch.autograd.grad(loss, list(named.values()))]
+        return [loss.detach(), *torch.autograd.grad(loss, list(parameters.values()))]
 
-    found = results()
+    actual = results()
     with by_fft():
-        check(["loss", *named], found, results(), dtype)
+        check(["loss", *parameters], actual, results(), dtype)
     step = step_of(model, inputs, dtype)
     with Recorder() as recorder:
         step()
@@ -193,26 +193,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/step-over-products-cpu.json"))
     parser.add_argument("--repeats", type=int, default=7)
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
     if not native.available():
         raise SystemExit("the loops in C are not available here: install a C compiler")
-    found: dict[str, list[dict[str, Any]]] = {"convolutions": [], "steps": []}
+    results: dict[str, list[dict[str, Any]]] = {"convolutions": [], "steps": []}
 
     def keep(kind: str, row: dict[str, Any]) -> None:  # after every row, because a run takes many minutes
-        found[kind].append(row)
-        save_results(given.out, f"python benchmarks/step_over_products.py --repeats {given.repeats}", found)
+        results[kind].append(row)
+        save_results(args.out, f"python benchmarks/step_over_products.py --repeats {args.repeats}", results)
 
-    for batch, length, channels, n_taps, least in CONVOLUTIONS:
+    for batch, length, channels, n_taps, goal in CONVOLUTIONS:
         case = f"{batch} x {length} x {channels} with {n_taps} taps"
         for dtype in DTYPES:
-            row = time_convolution(batch, length, channels, n_taps, dtype, given.repeats) | {"goal": least}
-            print(f"{case} in {row['dtype']}: {row['times as fast']:.2f} times as fast, goal {least}", flush=True)
+            row = time_convolution(batch, length, channels, n_taps, dtype, args.repeats) | {"goal": goal}
+            print(f"{case} in {row['dtype']}: {row['times as fast']:.2f} times as fast, goal {goal}", flush=True)
             keep("convolutions", row)
-    for recipe, options, batch, length, most in STEPS:
-        for dtype, goal in zip(DTYPES, most, strict=True):
-            row = time_step(recipe, options, batch, length, dtype, given.repeats) | {"goal": goal}
+    for recipe, options, batch, length, goals in STEPS:
+        for dtype, goal in zip(DTYPES, goals, strict=True):
+            row = time_step(recipe, options, batch, length, dtype, args.repeats) | {"goal": goal}
             ratios = f"{row['step over products']:.2f} times its products (goal {goal}), by FFT {row['before']:.2f}"
             print(f"{recipe} {options} {batch} x {length} in {row['dtype']}: {ratios}", flush=True)
             keep("steps", row)

@@ -23,7 +23,7 @@ _BYTES_PER_TOKEN = {0: 1.0, 1024: 2.4, 2048: 2.9, 4096: 3.4, 8192: 3.9}  # rough
 
 
 def overrides(text: Path, vocabulary: int, changes: list[str]) -> list[str]:
-    """Overrides of the recipe for a text and a vocabulary."""
+    """Return the overrides of the recipe for a text and a vocabulary."""
     words = ["data.tokenizer=bpe", f"data.vocab_size={vocabulary}"] if vocabulary else ["data.tokenizer=bytes"]
     return [f"data.source={text}", *words, *changes]
 
@@ -51,12 +51,12 @@ def main() -> None:
     arguments = parser.parse_args()
     calls = []
     for minutes in arguments.minutes.split(","):
-        for name, _, folder in (part.partition("=") for part in arguments.texts.split(",")):
+        for name, _, folder in (pair.partition("=") for pair in arguments.texts.split(",")):
             sizes = [int(size) for size in arguments.vocabularies.split(",")]
             jobs = {size: ("best-lm", overrides(Path(folder).resolve(), size, arguments.set)) for size in sizes}
             arguments.runs.mkdir(parents=True, exist_ok=True)
-            named = {str(size): job for size, job in jobs.items()}
-            plan = planned(named, float(minutes), arguments.runs / "costs.json", _EVALUATIONS)
+            named_jobs = {str(size): job for size, job in jobs.items()}
+            plan = planned(named_jobs, float(minutes), arguments.runs / "costs.json", _EVALUATIONS)
             for size, (_, new) in jobs.items():
                 key = "/".join([name, minutes, str(size), *([arguments.name] if arguments.name else [])])
                 run = arguments.runs / key.replace("/", "-")

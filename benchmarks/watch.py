@@ -47,8 +47,8 @@ def lagwise(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE, env=environment, **options)
 
 
-def parts(log: Path) -> tuple[dict[str, list[str]], list[str], np.ndarray]:
-    """Normal lines to learn from by split, the lines to test, and whether each of these has another label."""
+def read_log(log: Path) -> tuple[dict[str, list[str]], list[str], np.ndarray]:
+    """Read normal lines to learn from by split, the lines to test, and whether each of these has another label."""
     lines = log.read_text(errors="backslashreplace").splitlines()
     labels, texts = zip(*(line.split(" ", 1) for line in lines), strict=True)
     odd = np.array(labels) != "-"
@@ -61,8 +61,8 @@ def parts(log: Path) -> tuple[dict[str, list[str]], list[str], np.ndarray]:
 
 
 def templates(learned: dict[str, list[str]], lines: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Scores of calibration and test lines: the negative log-frequency of a line's template, which has ``*`` in place
-    of every word with a digit."""
+    """Score calibration and test lines: the negative log-frequency of a line's template, which has ``*`` in place of
+    every word with a digit."""
 
     def template(line: str) -> str:
         return " ".join("*" if re.search(r"\d", word) else word for word in line.split())
@@ -73,7 +73,7 @@ def templates(learned: dict[str, list[str]], lines: list[str]) -> tuple[np.ndarr
 
 
 def forest(learned: dict[str, list[str]], lines: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Scores of calibration and test lines by scikit-learn's isolation forest on TF-IDF of words without digits."""
+    """Score calibration and test lines by scikit-learn's isolation forest on TF-IDF of words without digits."""
     words = TfidfVectorizer(token_pattern=r"(?u)\b[^\W\d]+\b")
     trees = IsolationForest(n_estimators=300, random_state=_SEED)
     model = make_pipeline(words, TruncatedSVD(20, random_state=_SEED), trees)
@@ -81,48 +81,48 @@ def forest(learned: dict[str, list[str]], lines: list[str]) -> tuple[np.ndarray,
     return -model.score_samples(learned["test"]), -model.score_samples(lines)
 
 
-def p_values(held_out: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """The conformal p-value of each score."""
-    return ((held_out >= scores[:, None]).sum(1) + 1) / (len(held_out) + 1)
+def p_values(calibration: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """Compute the conformal p-value of each score."""
+    return ((calibration >= scores[:, None]).sum(1) + 1) / (len(calibration) + 1)
 
 
 def figures(scores: np.ndarray, p: np.ndarray, odd: np.ndarray) -> dict[str, Any]:
-    """Precision, recall and F1 of the alarms at each rate, the share of normal lines with one, and figures of all
-    thresholds together."""
-    found: dict[str, Any] = {}
+    """Compute precision, recall and F1 of the alarms at each rate, the share of normal lines with one, and figures of
+    all thresholds together."""
+    result: dict[str, Any] = {}
     for rate in _ALARMS:
         alarm = p <= rate
         hits, count = int((alarm & odd).sum()), int(alarm.sum())
         row = {"precision": hits / max(1, count), "recall": hits / int(odd.sum())}
         row["f1"] = 2 * hits / (count + int(odd.sum()))
-        found[str(rate)] = {**row, "alarms_of_normal_lines": float((alarm & ~odd).sum() / (~odd).sum())}
-    found["average_precision"] = float(average_precision_score(odd, scores))
-    found["roc_auc"] = float(roc_auc_score(odd, scores))
-    return found
+        result[str(rate)] = {**row, "alarms_of_normal_lines": float((alarm & ~odd).sum() / (~odd).sum())}
+    result["average_precision"] = float(average_precision_score(odd, scores))
+    result["roc_auc"] = float(roc_auc_score(odd, scores))
+    return result
 
 
 def watched(run: Path, lines: list[str], odd: np.ndarray, *options: str) -> dict[str, Any]:
-    """Figures of the command for these lines, its scores, threshold for the lowest rate, and seconds."""
+    """Measure the figures of the command for these lines, its scores, threshold for the lowest rate, and seconds."""
     start = time.perf_counter()
     words = ("watch", str(run), "--json", "--alarms", str(min(_ALARMS)), *options)
     out = lagwise(*words, input="".join(f"{line}\n" for line in lines)).stdout
     seconds = time.perf_counter() - start
     rows = [json.loads(line) for line in out.splitlines()]
     scores, p = (np.array([row[name] for row in rows]) for name in ("bits_per_byte", "p"))
-    found = {**figures(scores, p, odd), "seconds": seconds, "threshold": rows[0]["threshold"]}
-    return {**found, "scores": scores.round(3).tolist()}
+    result = {**figures(scores, p, odd), "seconds": seconds, "threshold": rows[0]["threshold"]}
+    return {**result, "scores": scores.round(3).tolist()}
 
 
 def speeds(run: Path, lines: list[str]) -> dict[str, float]:
-    """Lines per second of one core, many at once and one by one, without the start of the process."""
+    """Measure the lines per second of one core, many at once and one by one, without the start of the process."""
     watch = Watch(run, alarms=min(_ALARMS))
-    found = {"bytes_per_line": float(np.mean([len(line) + 1 for line in lines]))}
+    result = {"bytes_per_line": float(np.mean([len(line) + 1 for line in lines]))}
     for name, step, count in (("lines_per_second", len(lines), len(lines)), ("one_by_one", 1, _ONE_BY_ONE)):
         start = time.process_time()  # other programs may share the core
         for i in range(0, count, step):
             watch.bits_per_byte([line.encode() for line in lines[i : i + step]])
-        found[name] = count / (time.process_time() - start)
-    return found
+        result[name] = count / (time.process_time() - start)
+    return result
 
 
 def main() -> None:
@@ -133,18 +133,19 @@ def main() -> None:
     parser.add_argument("--learn", type=float, default=1e-4, help="learning rate of dynamic evaluation (1e-4)")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/watch-cpu.json"))
     arguments = parser.parse_args()
-    learned, lines, odd = parts(arguments.log)
+    learned, lines, odd = read_log(arguments.log)
     text, run = arguments.runs / "text", arguments.runs / "run"
     text.mkdir(parents=True, exist_ok=True)
-    for split, own in learned.items():
-        (text / f"{split}.txt").write_text("".join(f"{line}\n" for line in own))
+    for split, split_lines in learned.items():
+        (text / f"{split}.txt").write_text("".join(f"{line}\n" for line in split_lines))
     options = [f"training.steps={arguments.steps}", f"training.seed={_SEED}"]
     if not (run / "config.json").is_file():
         lagwise("train", "--data", str(text), "--out", str(run), "--resume", "auto", *options)
-    keep(arguments.results, "data", {**{split: len(own) for split, own in learned.items()}, "lines": len(lines)})
+    counts = {split: len(split_lines) for split, split_lines in learned.items()}
+    keep(arguments.results, "data", {**counts, "lines": len(lines)})
     for name, method in (("templates", templates), ("isolation forest", forest)):
-        held_out, scores = method(learned, lines)
-        keep(arguments.results, name, figures(scores, p_values(held_out, scores), odd))
+        calibration, scores = method(learned, lines)
+        keep(arguments.results, name, figures(scores, p_values(calibration, scores), odd))
     keep(arguments.results, "lagwise watch", watched(run, lines, odd))
     keep(arguments.results, "lagwise watch --learn", watched(run, lines, odd, "--learn", str(arguments.learn)))
     trained = max(line.get("seconds", 0) for line in read_metrics(run))

@@ -117,11 +117,13 @@ def _advice(models: Models) -> list[tuple[str, str, str]]:
         return f"{encoders[model]['test'][place]['loss']:.2f}"
 
     transformer = ("transformer-alibi-lm", 0.002)
+    words = results("vocabularies-cpu.json")["results"]["novels/10/4096"]["scores"][0]["bits_per_byte"]
     return [
         (
             "a text, and minutes of a CPU",
             "recipe `best-lm`, the default: short convolutions, FD-TNN and attention in chunks",
-            f"bits per byte of novels after 10 minutes: {bits('novels', _BEST)}; `fd-tnn-lm` "
+            f"bits per byte of novels after 10 minutes: {bits('novels', _BEST)} on bytes and {words:.3f} on a BPE, "
+            f"which it takes for long texts; on bytes `fd-tnn-lm` "
             f"{bits('novels', 'fd-tnn-lm')}, Transformer with ALiBi {bits('novels', *transformer)}; of Python's "
             f"library {bits('stdlib', _BEST)}, {bits('stdlib', 'fd-tnn-lm')} and {bits('stdlib', *transformer)}",
         ),

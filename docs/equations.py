@@ -79,26 +79,26 @@ def cited_places(text: str) -> set[Place]:
 def implemented() -> dict[Place, list[Entry]]:
     """The definitions whose docstrings cite a place, without members of classes that cite it too, and without modules
     of such definitions."""
-    found = defaultdict(list)
+    entries = defaultdict(list)
     files = (path for folder in ("src", "papers/src") for path in (ROOT / folder).rglob("*.py"))
     for path in sorted(files):
         for entry, node in _definitions(path):
             for place in cited_places(ast.get_docstring(node) or ""):
-                found[place].append(entry)
-    return {place: [e for e in all_ if not any(_stands_for(o, e) for o in all_)] for place, all_ in found.items()}
+                entries[place].append(entry)
+    return {place: [e for e in all_ if not any(_stands_for(o, e) for o in all_)] for place, all_ in entries.items()}
 
 
 def declared(*folders: Path) -> dict[Place, list[Entry]]:
     """The tests that declare a place. ValueError for a marker that names none."""
-    found = defaultdict(list)
+    entries = defaultdict(list)
     for path in sorted(path for each in folders or TESTS for path in each.rglob("test_*.py")):
         for entry, node in _definitions(path):
             for citation in _markers(node):
                 if not (places := cited_places(citation)):
                     raise ValueError(f"{path}:{entry.line}: no place of a paper in {citation!r}")
                 for place in places:
-                    found[place].append(entry)
-    return found
+                    entries[place].append(entry)
+    return entries
 
 
 @cache
@@ -127,10 +127,10 @@ def page() -> str:
         for place in sorted((place for place in ours if place.paper == paper), key=_order):
             label = {"§": "§", "table": "table "}.get(place.kind, f"{place.kind}. ") + place.number
             names = _fitting(map(name, sorted(ours[place], key=_public_first)))
-            held = _fitting(map(test, sorted(tests.get(place, ()), key=lambda entry: uses[entry])))
+            tested = _fitting(map(test, sorted(tests.get(place, ()), key=lambda entry: uses[entry])))
             if label not in SUBJECTS[paper]:
                 raise ValueError(f"docs/places.py does not say what {paper} {label} is about")
-            lines.append(f"| {label} | {SUBJECTS[paper][label]} | {names} | {held} |")
+            lines.append(f"| {label} | {SUBJECTS[paper][label]} | {names} | {tested} |")
     return "\n".join(lines) + "\n"
 
 
@@ -141,12 +141,12 @@ def visible(text: str) -> str:
 
 def _definitions(path: Path) -> list[tuple[Entry, Definition]]:
     where = os.path.relpath(path, ROOT)
-    found: list[tuple[Entry, Definition]] = [(Entry(where, 1, ""), ast.parse(path.read_text()))]
-    for outer, node in found:  # grows on the way
+    definitions: list[tuple[Entry, Definition]] = [(Entry(where, 1, ""), ast.parse(path.read_text()))]
+    for outer, node in definitions:  # grows on the way
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.FunctionDef | ast.ClassDef):
-                found.append((Entry(where, child.lineno, f"{outer.name}.{child.name}".lstrip(".")), child))
-    return found
+                definitions.append((Entry(where, child.lineno, f"{outer.name}.{child.name}".lstrip(".")), child))
+    return definitions
 
 
 def _stands_for(other: Entry, entry: Entry) -> bool:

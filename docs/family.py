@@ -176,13 +176,13 @@ def _kernel_row(name: str, kernel: type[LagKernel]) -> tuple[str, ...]:
 
 def _contract() -> str:
     """Of the results file of `papers/benchmarks/contract.py`."""
-    found = results(CONTRACT)["results"]
+    content = results(CONTRACT)["results"]
     columns = ("formula", "padding", "packing", "streaming", "future")
     rows = []
-    for name, each in found["rows"].items():
+    for name, each in content["rows"].items():
         pairs = (tuple(each[dtype].get(column) for dtype in ("float32", "float64")) for column in columns)
         rows.append((name, *("" if None in pair else ", ".join(f"{error:.0e}" for error in pair) for pair in pairs)))
-    head = f"\n## The contract in figures: {found['length']} tokens\n\n{paragraph(made_by(CONTRACT))}\n\n"
+    head = f"\n## The contract in figures: {content['length']} tokens\n\n{paragraph(made_by(CONTRACT))}\n\n"
     return f"{head}{_CONTRACT_INTRODUCTION}\n{table(('mixer', *columns), rows)}\n"
 
 
@@ -190,18 +190,18 @@ def _speed(name: str) -> str:
     """Of a results file of `papers/benchmarks/family_steps.py`."""
     rows = results(name)["results"]["rows"]
     lengths = sorted({row["length"] for row in rows})
-    some, lines = rows[0], []
+    first, lines = rows[0], []
     tnn = defaultdict(list)  # seconds of its step in every row
     for row in rows:
         if "tnn" in row:
             tnn[row["direction"], row["length"]].append(row["tnn"]["median"])
     base = {where: median(seconds) for where, seconds in tnn.items()}
     for method, direction in dict.fromkeys((row["name"], row["direction"]) for row in rows):
-        found = {row["length"]: row for row in rows if (row["name"], row["direction"]) == (method, direction)}
-        parameters = next((f"{row['parameters'] / 1e6:.2f}M" for row in found.values() if "parameters" in row), "")
-        cells = (_speed_cell(found.get(length), base.get((direction, length), math.nan)) for length in lengths)
+        by_length = {row["length"]: row for row in rows if (row["name"], row["direction"]) == (method, direction)}
+        parameters = next((f"{row['parameters'] / 1e6:.2f}M" for row in by_length.values() if "parameters" in row), "")
+        cells = (_speed_cell(by_length.get(length), base.get((direction, length), math.nan)) for length in lengths)
         lines.append((method, direction, parameters, *cells))
-    head = f"\n## Training steps per second: {some['layers']} blocks of {some['channels']} channels{SPEED[name]}\n\n"
+    head = f"\n## Training steps per second: {first['layers']} blocks of {first['channels']} channels{SPEED[name]}\n\n"
     columns = ("method", "direction", "parameters", *(f"{n} tokens" for n in lengths))
     introduction = "" if SPEED[name] else f"{_SPEED_INTRODUCTION}\n"
     return f"{head}{paragraph(made_by(name))}\n\n{introduction}{table(columns, lines)}\n"
@@ -220,10 +220,10 @@ def _speed_cell(row: dict[str, Any] | None, base: float) -> str:
 
 def _conversion() -> str:
     """Of the results file of `benchmarks/kernel_conversion.py`."""
-    found = results(CONVERSION)["results"]
-    tolerance = next(iter(found.values()))["tolerance"]
+    content = results(CONVERSION)["results"]
+    tolerance = next(iter(content.values()))["tolerance"]
     columns = ("kernel", "taps", "states", "error, bound", "bits per byte", "lost", "tokens/s before, after")
-    rows = table((*columns, "streamed, off by"), (_conversion_row(name, row) for name, row in found.items()))
+    rows = table((*columns, "streamed, off by"), (_conversion_row(name, row) for name, row in content.items()))
     head = f"\n## Conversion of every kernel at {tolerance:g}\n\n{paragraph(made_by(CONVERSION))}\n\n"
     return f"{head}{_CONVERSION_INTRODUCTION}\n{rows}\n"
 
@@ -258,14 +258,14 @@ def _states(layer: dict[str, Any]) -> int:
     return layer["order"][2]
 
 
-def _source(part: type) -> str:
+def _source(kind: type) -> str:
     """What a docstring gives as its source, or the first paper that it has in parentheses."""
-    text = inspect.getdoc(part) or ""
-    if found := re.search(r"Source: (.*?)(?:\n\n|\Z)", text, re.DOTALL):
-        cited = found.group(1)
+    text = inspect.getdoc(kind) or ""
+    if match := re.search(r"Source: (.*?)(?:\n\n|\Z)", text, re.DOTALL):
+        cited = match.group(1)
     else:
-        named = re.search(r"\(([^()]*(?:20\d\d|TNN|TCNCA)[^()]*)\)", text)
-        cited = named.group(1) if named else ""
+        in_parentheses = re.search(r"\(([^()]*(?:20\d\d|TNN|TCNCA)[^()]*)\)", text)
+        cited = in_parentheses.group(1) if in_parentheses else ""
     cited = " ".join(cited.split())
     return cited.rstrip(".").replace("|", "\\|") or "none"
 

@@ -47,9 +47,9 @@ def streaming(method: str) -> tuple[list[int], list[float]]:
 
 def encoding() -> tuple[list[int], list[float]]:
     """Speed of a forward pass of encoder-base over ModernBERT-base in float32, one sequence, by length."""
-    found = results("encoder-speed-cpu.json")["results"]
-    ours, theirs = found["parameters"]
-    rows = [row for row in found["rows"] if (row["dtype"], row["batch"]) == ("float32", 1)]
+    content = results("encoder-speed-cpu.json")["results"]
+    ours, theirs = content["parameters"]
+    rows = [row for row in content["rows"] if (row["dtype"], row["batch"]) == ("float32", 1)]
     seconds = [row["seconds"] for row in rows]
     return [row["length"] for row in rows], [s[theirs]["median"] / s[ours]["median"] for s in seconds]
 
@@ -120,9 +120,9 @@ def draw_language() -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 5), layout="constrained")
     names = []
     for model, runs in models.items():
-        place = runs[0]["tokens_per_second"], at_trained_length(runs)
-        left.scatter(*place, s=12, color=_OURS)
-        names.append(left.text(*place, model, fontsize=7))
+        position = runs[0]["tokens_per_second"], at_trained_length(runs)
+        left.scatter(*position, s=12, color=_OURS)
+        names.append(left.text(*position, model, fontsize=7))
     left.set_yscale("log")
     left.yaxis.set_major_locator(MaxNLocator(6))
     left.yaxis.set_minor_locator(NullLocator())
@@ -138,8 +138,8 @@ def draw_language() -> None:
             changed = abs(ratios[-1] - 1) > _FLAT
             right.plot(lengths, ratios, marker="o", markersize=3, color=None if changed else _OURS, zorder=2 + changed)
             if changed:
-                place = lengths[-1], ratios[-1]
-                right.annotate(model, place, xytext=(-4, 4), textcoords="offset points", fontsize=7, ha="right")
+                position = lengths[-1], ratios[-1]
+                right.annotate(model, position, xytext=(-4, 4), textcoords="offset points", fontsize=7, ha="right")
             else:
                 flat.append(model)
     right.axhline(1, color=_PEER, linestyle="--", linewidth=1)
@@ -163,10 +163,10 @@ def draw_language() -> None:
 
 def draw_chip() -> None:
     """Accuracy on spoken prompts, flash and RAM of the C code of three models."""
-    found = results("chip-cpu.json")["results"]
+    content = results("chip-cpu.json")["results"]
     rows = {}
     for name, kind in (("signal", "float"), ("chip", "float"), ("chip", "int8")):
-        run = found[f"{name}-prompts"]
+        run = content[f"{name}-prompts"]
         code, accuracy = run[kind], run["test"]["accuracy"] if kind == "float" else run[kind]["int8"]["int8"]
         ram = (code["state_bytes"] + code["stack_bytes"]) / 1024
         rows[f"{name}, {'float32' if kind == 'float' else kind}"] = accuracy, code["flash_bytes"] / 1024, ram
@@ -210,8 +210,8 @@ def draw_arena() -> None:
 
 def draw_watch() -> None:
     """Bits per byte of the lines of a log, and the average precision of methods."""
-    found = results("watch-cpu.json")["results"]
-    ours, odd = found["lagwise watch"], np.array(found["odd"])
+    content = results("watch-cpu.json")["results"]
+    ours, odd = content["lagwise watch"], np.array(content["odd"])
     scores = np.array(ours["scores"])
     usual = np.setdiff1d(np.arange(len(scores)), odd)
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3), width_ratios=(2, 1), layout="constrained")
@@ -222,7 +222,7 @@ def draw_watch() -> None:
     left.set(xlabel="line", ylabel="bits per byte", title="lagwise watch on BGL, in order of time")
     left.legend(frameon=False, fontsize=7, ncols=3, loc="upper left")
     names = ["lagwise watch", "lagwise watch --learn", "isolation forest", "templates"]
-    values = [found[name]["average_precision"] for name in names]
+    values = [content[name]["average_precision"] for name in names]
     right.barh(names[::-1], values[::-1], color=[_PEER, _PEER, _OURS, _OURS])
     right.axvline(len(odd) / len(scores), color="0.3", linestyle=":", linewidth=1)
     right.set_title("average precision (dotted: chance)")
@@ -243,26 +243,27 @@ def draw_vectors() -> None:
     """Memory over the length of a text, and how well vectors find texts."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 3.4), layout="constrained", width_ratios=(1, 1.1))
     for name, rows in results("embed-memory-cpu.json")["results"].items():
-        known = {int(length): row["memory"] / 2**20 for length, row in rows.items() if "memory" in row}
+        memory = {int(length): row["memory"] / 2**20 for length, row in rows.items() if "memory" in row}
         peer = name.endswith("BERT")
-        (line,) = left.plot([*known], [*known.values()], "s--" if peer else "o-", label=name, markersize=4)
+        (line,) = left.plot([*memory], [*memory.values()], "s--" if peer else "o-", label=name, markersize=4)
         for length in (int(length) for length, row in rows.items() if "failed" in row):
-            left.plot([max(known), length], [max(known.values())] * 2, ":", color=line.get_color(), linewidth=1)
-            left.plot(length, max(known.values()), "x", color=line.get_color(), markersize=8)
+            left.plot([max(memory), length], [max(memory.values())] * 2, ":", color=line.get_color(), linewidth=1)
+            left.plot(length, max(memory.values()), "x", color=line.get_color(), markersize=8)
     left.set_xscale("log")
     left.set_yscale("log")
     left.set_xlabel("tokens of one text (x: too much memory or time)")
     left.set_ylabel("MiB beyond the model")
     left.grid(alpha=0.25)
     left.legend(frameon=False, fontsize=8)
-    found = results("search-cpu.json")["results"]["recall"]
+    content = results("search-cpu.json")["results"]["recall"]
     names = {name: name for name in ("chance", "TF-IDF", "BM25")}
     names |= {f"{name}, mean, whitened": f"{name}, whitened" for name in ("encoder", "best-lm")}
     for row, (kind, label) in enumerate({"recall@10": "summary → text", "same file": "text → same file"}.items()):
-        places = [place + 0.4 * row for place in range(len(names))]
-        bars = right.barh(places, [found[name][kind] for name in names], 0.38, color=(_OURS, _PEER)[row], label=label)
+        positions = [position + 0.4 * row for position in range(len(names))]
+        values = [content[name][kind] for name in names]
+        bars = right.barh(positions, values, 0.38, color=(_OURS, _PEER)[row], label=label)
         right.bar_label(bars, fmt="%.2f", padding=3)
-    right.set_yticks([place + 0.2 for place in range(len(names))], [*names.values()])
+    right.set_yticks([position + 0.2 for position in range(len(names))], [*names.values()])
     right.invert_yaxis()
     right.set_xlim(0, 0.8)
     right.set_xlabel("share found (recall among 10; nearest neighbour)")

@@ -61,19 +61,19 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
             return match.group()
         full = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
         if full in _COPIED:
-            found = _COPIED[full]
+            uri = _COPIED[full]
         elif full in _OFF_SITE:
             return text
         elif full.startswith("docs/"):
-            found = full.removeprefix("docs/")
+            uri = full.removeprefix("docs/")
         elif full.startswith("benchmarks/results/") and mark:
-            found = f"results/{posixpath.basename(full)}"
+            uri = f"results/{posixpath.basename(full)}"
         elif name := _exported_name(full, text):
             package = name.split(".")[1]
-            found, anchor = _REFERENCE[package], name
+            uri, anchor = _REFERENCE[package], name
         else:
             return text
-        relative = posixpath.relpath(found, posixpath.dirname(here) or ".")
+        relative = posixpath.relpath(uri, posixpath.dirname(here) or ".")
         return f"{mark}[{text}]({relative}{'#' + anchor if anchor else ''})"
 
     return _LINK.sub(moved, markdown)

@@ -24,7 +24,7 @@ def mixers(causal: bool) -> dict[str, ToeplitzMixer]:
     """One channel each."""
     free = {"name": "free", "max_length": LENGTH, "decay": 1.0}
     network = {"hidden": 32, "layers": 3}
-    made = {
+    by_name = {
         "CNN, 7 taps": ToeplitzMixer(1, causal=causal, kernel=free),
         "state space (S4D)": ToeplitzMixer(1, causal=causal, kernel={"name": "s4d", "modes": 8}),
         "decay as ALiBi's": ToeplitzMixer(1, causal=causal, kernel=free),
@@ -35,9 +35,9 @@ def mixers(causal: bool) -> dict[str, ToeplitzMixer]:
     lag = torch.arange(LENGTH) if causal else torch.arange(1 - LENGTH, LENGTH).abs()
     with torch.no_grad():
         taps = torch.randn(2 * LENGTH)[: len(lag)]
-        _weight(made["CNN, 7 taps"]).copy_(taps * (lag < 7 if causal else lag < 4))
-        _weight(made["decay as ALiBi's"]).copy_((-lag / 8).exp())
-    return made
+        _weight(by_name["CNN, 7 taps"]).copy_(taps * (lag < 7 if causal else lag < 4))
+        _weight(by_name["decay as ALiBi's"]).copy_((-lag / 8).exp())
+    return by_name
 
 
 def _weight(mixer: ToeplitzMixer) -> Tensor:

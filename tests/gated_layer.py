@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from lagwise.blocks.norm import LayerNorm, residual_normed
+from lagwise.blocks.prenorm import LayerNorm, residual_normed
 from lagwise.ops.tokens import apply_linear, linears, silu_product
 
 

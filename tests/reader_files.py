@@ -18,7 +18,13 @@ def write_files(folder: Path) -> None:
     """Write the texts, tables, sounds and images that a reader of the documentation is assumed to have."""
     text = "\n".join(f"def name_{i}(x):\n    return x + {i * i}" for i in range(4000))
     (folder / "my.txt").write_text(text)
-    (folder / "book.txt").write_text(text[:3000])
+    for name in ("book", "held-out"):
+        (folder / f"{name}.txt").write_text(text[:3000])
+    for day, lines in (("yesterday", 1100), ("today", 20)):
+        log = "".join(f"12:{i % 60:02d} host job[{i % 7}]: done\n" for i in range(lines))
+        (folder / f"{day}.log").write_text(log)
+    tagged = "Ada NN NNP I-NP B-PER\nlives VB VBZ I-VP O\nin IN IN I-PP O\nRome NN NNP I-NP B-LOC\n"
+    (folder / "train.conll").write_text("-DOCSTART- -X- O O\n\n" + "\n".join([tagged] * 8))
     write_tables(folder)
     for task in FILES:
         write_task(folder / "glue", task, count=200)

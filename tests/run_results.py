@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from lagwise.training import read_metrics, resume
-from lagwise.training.checkpoints import checkpoints
+from lagwise.training.folder import checkpoints
 
 
 def losses(run: Path) -> dict[float, float]:

@@ -10,8 +10,10 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -19,7 +21,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "lagwise"
 PAPERS = PACKAGE.parents[1] / "papers" / "src" / "lagwise_papers"  # which may import all of lagwise
 # Each package may import itself, those before it, and the small modules at the top of the package.
 PACKAGES = ("ops", "kernels", "mixers", "blocks", "models", "data", "forecasting", "evaluation", "tasks", "training")
-PACKAGES += ("runs", "serving", "analysis", "cli", "testing")
+PACKAGES += ("runs", "serving", "analysis", "titan", "cli", "testing")
 TOP = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__"}
 
 
@@ -46,8 +48,8 @@ def test_packages_depend_only_on_lower_packages() -> None:
     for path, tree in trees().items():
         package, names = path.relative_to(PACKAGE).parts[0], imported(tree)
         allowed = {*PACKAGES[: PACKAGES.index(package) + 1], *TOP} if package in PACKAGES else {*PACKAGES, *TOP}
-        found = {name.split(".")[1] for name in names if name.startswith("lagwise.")}
-        assert found <= allowed or package == "__main__.py", path
+        imports = {name.split(".")[1] for name in names if name.startswith("lagwise.")}
+        assert imports <= allowed or package == "__main__.py", path
         assert not [name for name in names if name.partition(".")[0] == PAPERS.name], path
 
 
@@ -71,12 +73,12 @@ def imports_when_loaded(tree: ast.Module, modules: set[str], *, is_package: bool
                 yield node
                 yield from statements([*getattr(node, "body", []), *getattr(node, "orelse", [])])
 
-    found = set()
+    imports = set()
     for node in statements(tree.body):
         if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "lagwise":
             names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {name if name in modules else str(node.module) for name in names}
-    return found & modules
+            imports |= {name if name in modules else str(node.module) for name in names}
+    return imports & modules
 
 
 def test_lower_packages_know_no_options_of_the_command_line() -> None:
@@ -195,3 +197,42 @@ def test_names_that_are_imported_at_first_use_are_listed(name: str) -> None:
     """For completion in shells and editors."""
     module = importlib.import_module(name)
     assert set(module.__all__) <= set(dir(module))
+
+
+def entered(call: Callable[[], Any]) -> set[str]:
+    """The library's files whose functions a call enters."""
+    root, files, before = f"{PACKAGE}/", set(), sys.gettrace()
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        if frame.f_code.co_filename.startswith(root):
+            files.add(frame.f_code.co_filename.removeprefix(root))
+
+    sys.settrace(note)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return files
+
+
+@pytest.mark.cpu  # on a GPU other engines serve
+def test_a_layer_and_a_token_enter_few_files() -> None:
+    """A reader opens them to follow a call. The numbers are what there was, to be lowered with the code."""
+    import torch
+
+    from lagwise.models import LagwiseConfig, LagwiseForCausalLM
+    from lagwise.training.recipe import load_recipe
+
+    model = LagwiseForCausalLM(LagwiseConfig(vocab_size=257, **load_recipe("tnn-lm").model))
+    layer, x = model.model.layers[0], torch.randn(2, 512, model.config.hidden_size, requires_grad=True)
+    layer(x)  # C loops are compiled, and plans made, by the first call
+    files = entered(lambda: layer(x))
+    assert "mixers/toeplitz.py" in files
+    assert len(files) <= 21, sorted(files)
+    ids, cache = torch.randint(0, 256, (1, 8)), model.eval().model.new_cache()
+    with torch.no_grad():
+        model(ids, cache=cache, use_cache=True)
+        model(ids[:, :1], cache=cache, use_cache=True)
+        files = entered(lambda: model(ids[:, :1], cache=cache, use_cache=True, logits_to_keep=1))
+    assert "ops/streaming/online.py" in files
+    assert len(files) <= 21, sorted(files)

@@ -59,8 +59,8 @@ def test_links_of_the_equations_page_have_correct_targets(equations_text: str) -
     links = re.findall(r"\[([^]]+)\]\(\.\./([^)#]+)#L(\d+)\)", equations_text)
     assert len(links) >= 200
     for name, path, line in links:
-        found = (ROOT / path).read_text().splitlines()[int(line) - 1]
-        assert re.match(rf" *(def|class) {name.rpartition('.')[2]}\b", found) or (
+        source = (ROOT / path).read_text().splitlines()[int(line) - 1]
+        assert re.match(rf" *(def|class) {name.rpartition('.')[2]}\b", source) or (
             line == "1" and Path(path).stem == name
         )
 
@@ -117,8 +117,8 @@ PAGES = sorted([*ROOT.glob("*.md"), *PAGES])
 
 def blocks(path: Path, *languages: str) -> list[str]:
     """The code blocks of a page."""
-    found = re.findall(r"^ *```(\w+)\n(.*?)^ *```", path.read_text(), re.S | re.M)
-    return [textwrap.dedent(code) for language, code in found if language in languages]
+    matches = re.findall(r"^ *```(\w+)\n(.*?)^ *```", path.read_text(), re.S | re.M)
+    return [textwrap.dedent(code) for language, code in matches if language in languages]
 
 
 def commands(code: str) -> list[list[str]]:
@@ -257,9 +257,9 @@ def test_the_search_in_vectors_works(
     Path("notes.jsonl").write_text("\n".join(rows))
     embed_run(Path("runs/notes"), ["notes.jsonl"], Path("passages.parquet"), window=256, stride=128, progress=False)
     exec(code, {})
-    found = capsys.readouterr().out.splitlines()
-    assert len(found) == 4
-    assert found[0].endswith("notes.jsonl 1 note 21 0")
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 4
+    assert printed[0].endswith("notes.jsonl 1 note 21 0")
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "index.md"], ids=lambda page: page.stem)

@@ -50,8 +50,7 @@ def test_examples_run(name: str) -> None:
 
 def test_every_option_of_a_part_is_explained() -> None:
     """A recipe may set the keyword-only arguments of tasks, blocks, mixers and kernels, and the configuration's."""
-    from lagwise.blocks import BLOCKS
-    from lagwise.blocks.channel import CHANNEL_MIXERS
+    from lagwise.blocks import BLOCKS, CHANNEL_MIXERS
     from lagwise.kernels import KERNELS
     from lagwise.mixers import MIXERS
     from lagwise.models.configuration import LagwiseConfig, field_types

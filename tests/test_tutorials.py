@@ -36,8 +36,9 @@ SHORT = {
     "bench forecast": "--data illness",
     "bench serve": "--clients 2 --repeats 2 --no-batched",
     "data": "--rows 40",
+    "watch": "--calibrate yesterday.log",
 }
-INSTEAD = {"100000": "100", "FOLDER": "series", "lra-pathfinder:20000": "lra-pathfinder:40"}
+INSTEAD = {"100000": "100", "1e-4": "0.01", "FOLDER": "series", "lra-pathfinder:20000": "lra-pathfinder:40"}
 # What the Python of a page takes as given, and the packages of a page beyond those of the tests.
 LOADED = """
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -83,6 +84,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "train --data my.txt --recipe tnn-mlm",
         "train --data my.txt --recipe transformer-mlm",
         "train --data reviews.csv --recipe classify task.text=review task.label=stars",
+        "train --data sounds --recipe series",
         "convert runs/best-lm --tolerance 1e-3",
     ):
         lagwise(folder, command.split())
@@ -134,7 +136,10 @@ def written(overrides: Mapping[str, int]) -> list[str]:
 
 def run(command: list[str], folder: Path) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "LAGWISE_CACHE": str(folder / "cache")}
-    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    with (folder / "today.log").open() as lines:
+        result = subprocess.run(
+            command, cwd=folder, env=environment, stdin=lines, capture_output=True, text=True, check=False
+        )
     assert result.returncode == 0, f"{command}\n{result.stdout[-2000:]}{result.stderr[-2000:]}"
     return result.stdout
 
@@ -192,6 +197,10 @@ def command(folder: Path, page: Path, words: list[str]) -> None:
                 requests(folder, page, Path(words[2]).name, port)
         case ["lagwise", "import", *_]:  # a download
             pass
+        case ["lagwise", "watch", *rest]:  # standard input, as a file is followed until Ctrl-C
+            lagwise(folder, ["watch", *(word for word in rest if word != "/var/log/syslog")])
+        case ["trl", *_, out]:  # test_clients.py trains so
+            shutil.copytree(folder / "runs" / "best-lm", folder / out)
         case ["lagwise", *rest]:
             lagwise(folder, rest)
         case ["python", script, *rest]:

@@ -45,7 +45,7 @@ _ALONE = {"cast_weights": "casts", "column_sums": "sums"}
 
 @dataclass
 class GraphCount:
-    """What the graphs of a training step launch.
+    """Counts of what the graphs of a training step launch.
 
     Attributes:
         kinds: Kernels, each of one of `KINDS`.
@@ -93,9 +93,9 @@ def count_compiled(
             if not _is_scheduled(error):
                 raise
 
-        def run(given: list[Any]) -> Any:
-            arguments = list(given)
-            given.clear()
+        def run(inputs_of_model: list[Any]) -> Any:
+            arguments = list(inputs_of_model)
+            inputs_of_model.clear()
             return graph(*arguments)
 
         run._boxed_call = True  # type: ignore[attr-defined]
@@ -112,10 +112,10 @@ def count_compiled(
         stack.enter_context(mock.patch.object(Scheduler, "codegen", stop))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         with torch.device("cuda"):
-            model, given = make().train(), inputs()
+            model, inputs_of_model = make().train(), inputs()
         compiled = torch.compile(model, backend=backend, fullgraph=True)
         with torch.autocast("cuda", torch.bfloat16, enabled=half):
-            loss = compiled(**given)
+            loss = compiled(**inputs_of_model)
         loss.backward()
     return total
 
@@ -126,11 +126,11 @@ def _pretend(stack: ExitStack) -> None:
     of_card = {"get_device_properties": staticmethod(lambda device=None: _CARD)}
     here = {"current_device": staticmethod(lambda: 0)}
     ready = {name: staticmethod(lambda device=None: True) for name in ("is_available", "is_triton_capable")}
-    others = {
+    further = {
         "get_compute_capability": staticmethod(lambda device=None: 90),
         "raise_if_triton_unavailable": staticmethod(lambda device=None: None),
     }
-    stack.enter_context(mock.patch.multiple(interface, **of_card, **here, **ready, **others))
+    stack.enter_context(mock.patch.multiple(interface, **of_card, **here, **ready, **further))
     stack.enter_context(mock.patch.multiple(interface.Worker, **of_card, **here))
     stack.enter_context(
         mock.patch.multiple(
@@ -147,7 +147,7 @@ def _pretend(stack: ExitStack) -> None:
 
 
 def _kind(node: Any) -> str | None:
-    """Of `KINDS`, that of a node of the schedule, if it is a launch."""
+    """Return which of `KINDS` a node of the schedule is, if it is a launch."""
     if isinstance(node, NopKernelSchedulerNode) or isinstance(node.node, ir.MultiOutput | ir.MutationOutput):
         return None
     operator = getattr(node.node, "op_overload", None)
@@ -185,19 +185,19 @@ def _count_nodes(graph: torch.fx.GraphModule, total: GraphCount) -> None:
 def _waits(node: torch.fx.Node, arguments: Any) -> bool:
     """Whether an operation reads values, or has tensors on the host."""
     tags = getattr(node.target, "tags", ())
-    found = _tensors(node, arguments)
+    tensors = _tensors(node, arguments)
     lookup = node.target is torch.ops.aten.index.Tensor and all(
-        each.dtype != torch.bool for each in found
+        each.dtype != torch.bool for each in tensors
     )  # whose shape depends on values for masks only
     if torch.Tag.data_dependent_output in tags or (torch.Tag.dynamic_output_shape in tags and not lookup):
         return True
-    return any(each.device.type == "cpu" for each in found)
+    return any(each.device.type == "cpu" for each in tensors)
 
 
 def _tensors(node: torch.fx.Node, arguments: Any) -> list[Tensor]:
-    """An operation's arguments and results that are tensors."""
-    found = torch.utils._pytree.tree_leaves((arguments, node.meta.get("val")))
-    return [each for each in found if isinstance(each, Tensor)]
+    """Return an operation's arguments and results that are tensors."""
+    leaves = torch.utils._pytree.tree_leaves((arguments, node.meta.get("val")))
+    return [each for each in leaves if isinstance(each, Tensor)]
 
 
 def _is_scheduled(error: BaseException | None) -> bool:

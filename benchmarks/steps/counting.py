@@ -47,32 +47,32 @@ _READS = {"_local_scalar_dense", "nonzero", "equal", "masked_select", "_unique2"
 
 @dataclass
 class Count:
-    """What operations add up to."""
+    """Totals of operations."""
 
     calls: int = 0
     bytes: float = 0.0
     flops: float = 0.0
     peak: float = 0.0
     waits: int = 0
-    places: dict[str, list[float]] = field(default_factory=lambda: collections.defaultdict(lambda: [0, 0.0]))
+    by_line: dict[str, list[float]] = field(default_factory=lambda: collections.defaultdict(lambda: [0, 0.0]))
 
 
 class Counter(TorchDispatchMode):
     """Counts operations while it is active. places: whether also by line of lagwise's source (``Count.places``)."""
 
-    def __init__(self, places: bool = False):
+    def __init__(self, by_line: bool = False):
         super().__init__()
         self.total = Count()
-        self.places = places
+        self.by_line = by_line
         self.alive = 0
-        self.known: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.tracked: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def hold(self, *tensors: Tensor) -> None:
         """Count tensors on the device as existing until they are freed."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            if tensor.device.type == "cuda" and storage not in self.known:
-                self.known.add(storage)
+            if tensor.device.type == "cuda" and storage not in self.tracked:
+                self.tracked.add(storage)
                 self.alive += storage.nbytes()
                 weakref.finalize(storage, self._free, storage.nbytes())
         self.total.peak = max(self.total.peak, self.alive)
@@ -108,29 +108,29 @@ class Counter(TorchDispatchMode):
         self.total.calls += calls
         self.total.bytes += size
         self.total.flops += _flops(function, name, args, kwargs, out)
-        if self.places:
-            place = self.total.places[f"{_place()} {name}"]
-            place[0] += calls
-            place[1] += size
+        if self.by_line:
+            totals = self.total.by_line[f"{_source_line()} {name}"]
+            totals[0] += calls
+            totals[1] += size
         return out
 
 
 def count_step(
-    make: Callable[[], nn.Module], inputs: Callable[[], dict[str, Tensor]], *, half: bool = True, places: bool = False
+    make: Callable[[], nn.Module], inputs: Callable[[], dict[str, Tensor]], *, half: bool = True, by_line: bool = False
 ) -> Count:
     """Count a training step of the model that ``make()`` builds, which returns a loss for the keyword arguments of
     ``inputs()``. A step before it fills caches. half: under bfloat16 autocast."""
     # Kernels of CUDA that a build without it replaces. Not by a mode, which would intercept all functions.
     cuda = mock.patch.multiple(F, rms_norm=_fused_rms_norm, scaled_dot_product_attention=_attention)
-    with FakeTensorMode(allow_non_fake_inputs=True), cuda, torch.autograd.set_detect_anomaly(places, False):
+    with FakeTensorMode(allow_non_fake_inputs=True), cuda, torch.autograd.set_detect_anomaly(by_line, False):
         with torch.device("cuda"):
-            model, given = make().train(), inputs()
-        for counter in (Counter(), Counter(places)):
+            model, model_inputs = make().train(), inputs()
+        for counter in (Counter(), Counter(by_line)):
             counter.hold(*model.parameters())
             weights = counter.alive
             with counter:
                 with torch.autocast("cuda", torch.bfloat16, enabled=half):
-                    loss = model(**given)
+                    loss = model(**model_inputs)
                 loss.backward()
             model.zero_grad()
         counter.total.peak -= weights
@@ -175,8 +175,8 @@ def _fused_rms_norm(x: Tensor, shape: Any, weight: Tensor | None = None, eps: fl
 def _attention(
     q: Tensor, k: Tensor, v: Tensor, attn_mask: Any = None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
 ) -> Tensor:
-    """Flash attention for half precision without a mask, whose widths it makes equal and multiples of 8; otherwise the
-    memory-efficient kernel."""
+    """Count flash attention for half precision without a mask, whose widths it makes equal and multiples of 8;
+    otherwise the memory-efficient kernel."""
     if torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")
         q, k, v = (t.to(dtype) for t in (q, k, v))
@@ -192,10 +192,10 @@ def _attention(
             attn_mask = torch.where(attn_mask, torch.zeros((), device=q.device, dtype=q.dtype), float("-inf"))
         attn_mask = F.pad(attn_mask, (0, -attn_mask.shape[-1] % 8))[..., : attn_mask.shape[-1]]
         attn_mask = attn_mask.expand(*q.shape[:3], k.shape[2])
-    found = aten._scaled_dot_product_efficient_attention(
+    result = aten._scaled_dot_product_efficient_attention(
         q, k, v, attn_mask, torch.is_grad_enabled(), dropout_p, is_causal, scale=scale
     )
-    return found[0]
+    return result[0]
 
 
 def _tensors(tree: Any) -> list[Tensor]:
@@ -203,7 +203,7 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _size(t: Tensor) -> int:
-    """Bytes of a tensor, without what is expanded."""
+    """Count the bytes of a tensor, without what is expanded."""
     return math.prod(n if stride else 1 for n, stride in zip(t.shape, t.stride(), strict=True)) * t.element_size()
 
 
@@ -221,8 +221,8 @@ def _bytes_moved(name: str, args: Any, inputs: list[Tensor], outputs: list[Tenso
 
 
 def _passes_around_fft(name: str, args: Any, x: Tensor, out: Tensor) -> tuple[int, int]:
-    """Bytes and calls of what PyTorch does on CUDA before and after an FFT: real results have their input copied, which
-    cuFFT overwrites, and a norm is a multiplication of its own."""
+    """Count the bytes and calls of what PyTorch does on CUDA before and after an FFT: real results have their input
+    copied, which cuFFT overwrites, and a norm is a multiplication of its own."""
     copied, scaled = name == "_fft_c2r", args[2] != 0
     return 2 * (copied * _size(x) + scaled * _size(out)), copied + scaled
 
@@ -244,8 +244,8 @@ def _flops(function: Any, name: str, args: Any, kwargs: Any, out: Any) -> float:
     return 0.0
 
 
-def _place() -> str:
-    """The nearest line of lagwise's source; in a backward pass that of the forward operation, if anomaly detection
+def _source_line() -> str:
+    """Find the nearest line of lagwise's source; in a backward pass that of the forward operation, if anomaly detection
     recorded it."""
     frame = sys._getframe(2)
     while frame is not None:

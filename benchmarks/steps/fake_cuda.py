@@ -20,12 +20,12 @@ def load() -> None:
     """
     if "torch" in sys.modules:
         raise RuntimeError("the fake CUDA device must be loaded before torch is imported")
-    compiler, found = find_compiler(), importlib.util.find_spec("torch")
+    compiler, spec = find_compiler(), importlib.util.find_spec("torch")
     if compiler is None:
         raise FileNotFoundError("the fake CUDA device needs a C++ compiler as `cc`, or named by $CC")
-    assert found is not None
-    assert found.origin is not None
-    folder = Path(found.origin).parent
+    assert spec is not None
+    assert spec.origin is not None
+    folder = Path(spec.origin).parent
     if (folder / "lib" / "libtorch_cuda.so").is_file():
         raise RuntimeError("the fake CUDA device needs a build of PyTorch without CUDA, and this one has it")
     for name in ("libtorch_global_deps.so", "libc10.so", "libtorch_cpu.so"):

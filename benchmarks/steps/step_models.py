@@ -81,7 +81,7 @@ class PlainGTU(nn.Module):
 
 
 class Residual(nn.Module):
-    """Layers that are each normalized before, and added after."""
+    """A stack of layers that are each normalized before, and added after."""
 
     def __init__(self, channels: int, *layers: nn.Module):
         super().__init__()
@@ -89,8 +89,8 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
-            found = layer(F.rms_norm(x, x.shape[-1:]))
-            x = x + (found[0] if isinstance(found, tuple) else found)
+            output = layer(F.rms_norm(x, x.shape[-1:]))
+            x = x + (output[0] if isinstance(output, tuple) else output)
         return x
 
 
@@ -174,19 +174,19 @@ def build(name: str, hidden: int, layers: int, length: int) -> nn.Module:
     return PlainModel(hidden, layers, blocks[name]) if name in blocks else recipe_model(name, hidden, layers)
 
 
-def least_bytes(name: str, tokens: int, hidden: int) -> float:
-    """Bytes that a layer's training step must move, see above."""
+def min_bytes(name: str, tokens: int, hidden: int) -> float:
+    """Compute the bytes that a layer's training step must move, see above."""
     return 3 * 2 * _UNITS[_BLOCK_OF.get(name, "gtu")] * tokens * hidden
 
 
 def layers_between(name: str) -> int:
-    """Layers by which models of three and of one differ; the chain of best-lm counts as four."""
+    """Count the layers by which models of three and of one differ; the chain of best-lm counts as four."""
     return 8 if name == "best-lm" else 2
 
 
 def cases(shapes: str, names: Sequence[str]) -> Iterator[tuple[str, int, int]]:
-    """Each model with the batch and length of each of the shapes, such as "16x512,4x2048"; the published operator only
-    up to 8,192 tokens."""
+    """List each model with the batch and length of each of the shapes, such as "16x512,4x2048"; the published operator
+    only up to 8,192 tokens."""
     for shape in shapes.split(","):
         batch, length = map(int, shape.split("x"))
         for name in names:

@@ -24,11 +24,11 @@ def trainings() -> str:
     """Runs beside published figures, or nothing before there are results."""
     if not tables.has_results(_NAME):
         return ""
-    found, published = tables.results(_NAME)["results"], _published()
-    rows = [_row(name, run, published) for name, run in found.items() if name != _PATH_X]
+    runs, published = tables.results(_NAME)["results"], _published()
+    rows = [_row(name, run, published) for name, run in runs.items() if name != _PATH_X]
     columns = ["run", "parameters", "layers x width", "minutes", "rows seen", "validation", "test", "published"]
-    parts = [_INTRODUCTION, tables.measured_table(_NAME, columns, rows), _overrides(found), _FIGURE]
-    return "\n\n".join([*parts, *_path_x(found)])
+    parts = [_INTRODUCTION, tables.measured_table(_NAME, columns, rows), _overrides(runs), _FIGURE]
+    return "\n\n".join([*parts, *_path_x(runs)])
 
 
 _INTRODUCTION = """## Long Range Arena
@@ -63,16 +63,16 @@ def _row(name: str, run: dict[str, Any], published: dict[str, dict[str, str]]) -
     return [name, *size, *cost, ", ".join(f"{each:.1f}" for each in thirds), test, figure]
 
 
-def _overrides(found: dict[str, Any]) -> str:
+def _overrides(runs: dict[str, Any]) -> str:
     """What runs change in their recipes, besides the data."""
-    changes = {name: [o for o in run.get("overrides", ()) if not o.startswith("data.")] for name, run in found.items()}
+    changes = {name: [o for o in run.get("overrides", ()) if not o.startswith("data.")] for name, run in runs.items()}
     rows = [[name, f"`{' '.join(changed)}`"] for name, changed in changes.items() if changed and name != _PATH_X]
     return tables.table(["run", "changes of the recipe"], rows)
 
 
-def _path_x(found: dict[str, Any]) -> Iterator[str]:
-    if _PATH_X in found:
-        run = found[_PATH_X]
+def _path_x(runs: dict[str, Any]) -> Iterator[str]:
+    if _PATH_X in runs:
+        run = runs[_PATH_X]
         losses = [loss for _, loss in run["losses"]]
         minutes = f"{run['elapsed_seconds'] / 60:.0f} minutes"
         yield (

@@ -23,7 +23,7 @@ _TABLE_2 = {
 class _Speeds(NamedTuple):
     """Rows of `lagwise bench lra` by task and model."""
 
-    found: dict[tuple[str, str], dict[str, Any]]
+    by_task: dict[tuple[str, str], dict[str, Any]]
     tasks: list[str]
 
     def row(self, measure: str, model: str, other: str) -> list[str]:
@@ -31,9 +31,9 @@ class _Speeds(NamedTuple):
         return [self._cell(measure, model, other, task) for task in self.tasks]
 
     def _cell(self, measure: str, model: str, other: str, task: str) -> str:
-        if (task, model) not in self.found:  # a model of images
+        if (task, model) not in self.by_task:  # a model of images
             return "-"
-        own, base = self.found[task, model][measure], self.found[task, other][measure]
+        own, base = self.by_task[task, model][measure], self.by_task[task, other][measure]
         return f"{own / base if measure == 'memory' else tables.ratio(base, own):.2f}"
 
 

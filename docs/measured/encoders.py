@@ -11,8 +11,8 @@ _DATA = {"cifar": "CIFAR-10", "fashion": "Fashion-MNIST"}
 
 def encoders() -> str:
     name = "encoder-speed-cpu.json"
-    found = results(name)["results"]
-    ours, theirs = found["parameters"]
+    content = results(name)["results"]
+    ours, theirs = content["parameters"]
     rows = [
         [
             row["dtype"],
@@ -21,9 +21,9 @@ def encoders() -> str:
             *(f"{row['seconds'][model]['median']:.2f}" for model in (ours, theirs)),
             f"{ratio(row['seconds'][theirs], row['seconds'][ours]):.2f}×",
         ]
-        for row in found["rows"]
+        for row in content["rows"]
     ]
-    sizes = ", ".join(f"{model} {count / 1e6:.0f}M" for model, count in found["parameters"].items())
+    sizes = ", ".join(f"{model} {count / 1e6:.0f}M" for model, count in content["parameters"].items())
     columns = ["precision", "batch", "length", f"{ours}, s", f"{theirs}, s", "ratio"]
     return f"""## Encoders: a forward pass
 
@@ -34,8 +34,8 @@ Random weights, the package's own code for the peer, scaled dot-product attentio
 
 def pretraining() -> str:
     name = "encoders-cpu.json"
-    found = results(name)["results"]
-    lengths = [score["length"] for score in next(iter(found.values()))["test"]]
+    runs = results(name)["results"]
+    lengths = [score["length"] for score in next(iter(runs.values()))["test"]]
     rows = [
         [
             recipe,
@@ -44,7 +44,7 @@ def pretraining() -> str:
             *(f"{score['loss']:.3f}" for score in run["test"]),
             f"{100 * run['test'][0]['accuracy']:.1f} %",
         ]
-        for recipe, run in sorted(found.items(), key=lambda item: item[1]["test"][0]["loss"])
+        for recipe, run in sorted(runs.items(), key=lambda item: item[1]["test"][0]["loss"])
     ]
     columns = ["recipe", "parameters", "steps", *(f"loss at {length:,}" for length in lengths), "hidden tokens found"]
     return f"""## Encoders: pretraining
@@ -63,7 +63,7 @@ def glue() -> str:
     name = "glue-cpu.json"
     if not has_results(name):
         return ""
-    found = results(name)["results"]
+    content = results(name)["results"]
     return f"""## Encoders: GLUE
 
 The models pretrained above, fine-tuned by the recipes glue-TASK with three seeds
@@ -71,7 +71,7 @@ The models pretrained above, fine-tuned by the recipes glue-TASK with three seed
 deviation on the dev sets, in percent. The last row trains TNN without its pretraining. TF-IDF is a linear model of
 words and pairs of words.
 
-{measured_table(name, table_head(found), table_rows(found))}"""
+{measured_table(name, table_head(content), table_rows(content))}"""
 
 
 def image_classifiers() -> str:
@@ -79,7 +79,7 @@ def image_classifiers() -> str:
     name = "pictures-cpu.json"
     if not has_results(name):
         return ""
-    found = results(name)["results"].items()
+    runs = results(name)["results"].items()
     rows = [
         [
             run,
@@ -90,7 +90,7 @@ def image_classifiers() -> str:
             f"{each['pictures_per_second']:.0f}",
             *(f"{100 * score['accuracy']:.2f} %" for score in (each["scores"]["test"], *each["scores"]["sizes"][1:])),
         ]
-        for run, each in sorted(found, key=lambda item: (item[1]["data"], -item[1]["scores"]["test"]["accuracy"]))
+        for run, each in sorted(runs, key=lambda item: (item[1]["data"], -item[1]["scores"]["test"]["accuracy"]))
     ]
     columns = ["run", "data", "parameters", "steps", "minutes", "images/s", "test accuracy"]
     columns += ["at 48 x 48", "at 64 x 64"]

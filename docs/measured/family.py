@@ -63,10 +63,10 @@ def _mean(values: Sequence[float]) -> str:
     return f"{statistics.fmean(values):.1f}{spread}"
 
 
-def by_model(found: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+def by_model(content: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """The runs of each model, with all seeds, the lowest test perplexity at the trained length first."""
     runs: dict[str, list[dict[str, Any]]] = {}
-    for key, run in found.items():
+    for key, run in content.items():
         runs.setdefault(key.partition("-seed")[0], []).append(run)
     return dict(sorted(runs.items(), key=lambda item: at_trained_length(item[1])))
 
@@ -80,10 +80,10 @@ def comparison() -> str:
     name = "language-family-cpu.json"
     if not has_results(name):
         return ""
-    found = results(name)["results"]
-    models = by_model(found)
-    common = min(run["curve"][-1][0] for run in found.values())
-    lengths = sorted({n for run in found.values() for n in perplexities(run)})
+    content = results(name)["results"]
+    models = by_model(content)
+    common = min(run["curve"][-1][0] for run in content.values())
+    lengths = sorted({n for run in content.values() for n in perplexities(run)})
     rows: list[list[Any]] = []
     for model, runs in models.items():
         scores = [perplexities(run) for run in runs]
@@ -101,15 +101,15 @@ def comparison() -> str:
         )
     columns = ["model", "parameters", "tokens/s", f"loss at step {common:,}", "validation, 512", *lengths]
     columns.append("TNN's tables: 512, 14336")
-    elapsed = [run["elapsed_seconds"] / 60 for run in found.values()]
+    elapsed = [run["elapsed_seconds"] / 60 for run in content.values()]
     introduction = f"""Six layers with about 2.5 million parameters without embeddings, BPE of 8,192 tokens on 100
 novels, sequences of 512, in batches of 4 at one learning rate, 0.002. Each model takes the steps that
-{next(iter(found.values()))["minutes"]:g} minutes of one idle thread hold; two runs at a time, on a machine with other
+{next(iter(content.values()))["minutes"]:g} minutes of one idle thread hold; two runs at a time, on a machine with other
 work, took {min(elapsed):.0f} to {max(elapsed):.0f}. Perplexity on validation text, and on test text by length (a dash
 for lengths that a model does not have), with the standard deviation over seeds where there are several. Losses at one
 step are from runs whose schedules end at different steps. The last column is from TNN's tables 2 and 15: 45 million
 parameters, WikiText-103."""
-    if bfloat16 := [name for name, run in found.items() if run["machine"]["bfloat16"]]:
+    if bfloat16 := [name for name, run in content.items() if run["machine"]["bfloat16"]]:
         introduction += f" Another processor trained {' and '.join(sorted(bfloat16))}, in bfloat16, for as many steps."
     return f"""## Language models of one size
 
@@ -151,10 +151,10 @@ def ablations() -> str:
     name = "language-ablations-cpu.json"
     if not has_results(name):
         return ""
-    found = results(name)["results"]
-    minutes = next(iter(found.values()))["minutes"]
+    content = results(name)["results"]
+    minutes = next(iter(content.values()))["minutes"]
     rows = []
-    for model, run in found.items():
+    for model, run in content.items():
         scores = perplexities(run)
         paper = ABLATED.get(model, (None, None))
         average = f"{statistics.fmean(scores.values()):.1f}" if len(scores) > 1 else "–"
@@ -174,7 +174,7 @@ average over 512 to 14,336 tokens, for variants that have all lengths.
 
 {measured_table(name, columns, rows)}
 
-{_decays({model: perplexities(run) for model, run in found.items() if model.startswith("decay-")})}""".rstrip()
+{_decays({model: perplexities(run) for model, run in content.items() if model.startswith("decay-")})}""".rstrip()
 
 
 def _decays(scores: dict[str, dict[int, float]]) -> str:
@@ -200,16 +200,15 @@ def other_code() -> str:
     name = "peer-speed-cpu.json"
     if not has_results(name):
         return ""
-    found = results(name)["results"]["rows"]
-    lengths = sorted({row["length"] for row in found})
+    content = results(name)["results"]["rows"]
+    lengths = sorted({row["length"] for row in content})
     rows = []
-    for model in dict.fromkeys(row["model"] for row in found):
-        own = {row["length"]: row for row in found if row["model"] == model}
-        trained = [
-            f"{own[n]['step_tokens'] / own[n]['step']['median']:,.0f}" if own[n]["step"] else "–" for n in lengths
-        ]
-        made = [_speed(1 / own[n]["token"]["median"]) for n in lengths]
-        rows.append([model, f"{own[lengths[0]]['parameters'] / 1e6:.2f}M", *trained, *made])
+    for model in dict.fromkeys(row["model"] for row in content):
+        by_length = {row["length"]: row for row in content if row["model"] == model}
+        at_lengths = [by_length[n] for n in lengths]
+        trained = [f"{row['step_tokens'] / row['step']['median']:,.0f}" if row["step"] else "–" for row in at_lengths]
+        generated = [_speed(1 / row["token"]["median"]) for row in at_lengths]
+        rows.append([model, f"{by_length[lengths[0]]['parameters'] / 1e6:.2f}M", *trained, *generated])
     columns = ["model", "parameters", *(f"trained at {n:,}" for n in lengths), *(f"made after {n:,}" for n in lengths)]
     return f"""## Other people's language models
 

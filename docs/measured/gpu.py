@@ -21,9 +21,9 @@ def counts() -> str:
     )
     rows = []
     for model in dict.fromkeys(row["model"] for row in content["rows"]):
-        found = [(before.get((model, *shape)), now.get((model, *shape))) for shape in shapes]
-        middle = found[shapes.index((4, 2048))]
-        cells = [_change(pair, "times_least", 1) for pair in found]
+        pairs = [(before.get((model, *shape)), now.get((model, *shape))) for shape in shapes]
+        middle = pairs[shapes.index((4, 2048))]
+        cells = [_change(pair, "times_least", 1) for pair in pairs]
         calls, peak = _change(middle, "calls", 0), _change(middle, "peak", 0, 1e6)
         rows.append([model, *cells, calls, peak, _change(middle, "waits", 0)])
     columns = ["model", *(f"{batch} × {length:,}" for batch, length in shapes), "calls", "MB", "waits"]
@@ -102,7 +102,7 @@ def measured() -> str:
         (row["model"], row["batch"], row["length"]): row["graph"] for row in content["results"]["rows"]
     }
     shapes = ((16, 512), (4, 2048), (1, 8192), (1, 131072))
-    others = [
+    other_shapes = [
         [model, *(f"{times[model, *shape] * 1e3:.2f}" if (model, *shape) in times else "-" for shape in shapes)]
         for model in ("tnn-lm", "best-lm", "torch.fft", "GPT-2")
     ]
@@ -133,7 +133,7 @@ autocast and fused kernels.
 
 Other shapes of as many tokens, and a long one, of which GPT-2's was not timed:
 
-{measured_table(name, of_shape, others)}
+{measured_table(name, of_shape, other_shapes)}
 
 A Toeplitz layer of 512 channels in float32 beside the published one, launched from Python. Up to 8,192 tokens the
 kernel network's launches take most of the time.
@@ -145,12 +145,12 @@ def cards() -> str:
     """The times on another card, after the kernels had changed, and those of compiled steps."""
     name = "gpu-steps-h200.json"
     content = results(name)
-    found: dict[tuple[Any, ...], Any] = {
+    by_shape: dict[tuple[Any, ...], Any] = {
         (row["model"], row["batch"], row["length"]): row for row in content["results"]["rows"]
     }
     shapes = ((16, 512), (4, 2048), (1, 8192), (1, 131072))
     rows = [
-        [model, *(_milliseconds(found.get((model, *shape)), "graph") for shape in shapes)]
+        [model, *(_milliseconds(by_shape.get((model, *shape)), "graph") for shape in shapes)]
         for model in dict.fromkeys(row["model"] for row in content["results"]["rows"])
     ]
     hows = {"eager": "launched by Python", "compiled": "layers compiled", "graph": "CUDA graph"}

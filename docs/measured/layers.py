@@ -10,9 +10,9 @@ from tables import has_results, measured_table, mebibytes, ratio, results
 def toeplitz() -> str:
     plain, raised = "toeplitz-cpu-default-allocator.json", "toeplitz-cpu.json"
     rows = []
-    for default, kept in zip(results(plain)["results"]["layers"], results(raised)["results"]["layers"], strict=True):
-        speed = [f"{ratio(r['seconds']['literal'], r['seconds']['lagwise']):.1f}×" for r in (default, kept)]
-        memory = [mebibytes(kept["memory"][name]) for name in ("lagwise", "literal")]
+    for default, tuned in zip(results(plain)["results"]["layers"], results(raised)["results"]["layers"], strict=True):
+        speed = [f"{ratio(r['seconds']['literal'], r['seconds']['lagwise']):.1f}×" for r in (default, tuned)]
+        memory = [mebibytes(tuned["memory"][name]) for name in ("lagwise", "literal")]
         rows.append([default["length"], *speed, *memory])
     return f"""## The causal Toeplitz layer
 
@@ -28,15 +28,15 @@ implementation beside these."""
 
 def kernels() -> str:
     name = "ops-cpu.json"
-    found = {(row["causal"], row["length"]): row for row in results(name)["results"]["rows"]}
+    by_case = {(row["causal"], row["length"]): row for row in results(name)["results"]["rows"]}
 
     def gain(causal: bool, length: int, slow: str, fast: str) -> str:
-        step = found[causal, length]["step"]
+        step = by_case[causal, length]["step"]
         return f"{ratio(step[slow], step[fast]):.1f}×"
 
     rows = []
-    for length in sorted({length for _, length in found}):
-        memory = found[False, length]["memory"]
+    for length in sorted({length for _, length in by_case}):
+        memory = by_case[False, length]["memory"]
         rows.append(
             [
                 length,

@@ -20,14 +20,14 @@ _MODELS = {
 def first_answers() -> str:
     if not has_results(_FILE):
         return ""
-    found = results(_FILE)["results"]
-    models = {kind: head for kind, head in _MODELS.items() if any(kind in kinds for kinds in found.values())}
+    content = results(_FILE)["results"]
+    models = {kind: head for kind, head in _MODELS.items() if any(kind in kinds for kinds in content.values())}
     rows = []
-    for name, kinds in found.items():
-        simple = {kind: made for kind, made in kinds.items() if "metric" not in made[0]}
+    for name, kinds in content.items():
+        simple = {kind: scored for kind, scored in kinds.items() if "metric" not in scored[0]}
         metric = kinds["first answer"][0]["metric"]
-        others = "; ".join(f"{kind} {_scores(made)}" for kind, made in simple.items())
-        rows.append([name, metric, *(_scores(kinds.get(kind, ())) for kind in models), others])
+        simple_scores = "; ".join(f"{kind} {_scores(scored)}" for kind, scored in simple.items())
+        rows.append([name, metric, *(_scores(kinds.get(kind, ())) for kind in models), simple_scores])
     columns = ["rows", "metric", *models.values(), "simple answers of libraries"]
     return f"""## Rows with labels
 
@@ -46,6 +46,6 @@ def _scores(runs: Sequence[dict[str, Any]]) -> str:
     if not runs:
         return ""
     scores = [run["score"] for run in runs]
-    least, most = f"{min(scores):.3f}", f"{max(scores):.3f}"
-    spread = "" if len(runs) == 1 else f" ({least} to {most})" if least != most else ""
+    low, high = f"{min(scores):.3f}", f"{max(scores):.3f}"
+    spread = "" if len(runs) == 1 else f" ({low} to {high})" if low != high else ""
     return f"{mean(scores):.3f}{spread} [{mean(run['seconds'] for run in runs):.0f} s]"

@@ -8,7 +8,7 @@ from tables import measured_table, results
 def streaming() -> str:
     name = "generate-cpu.json"
     lengths = (1024, 16384, 131072)
-    parts = []
+    sections = []
     for kind, title in (("layers", "one layer of 256 channels"), ("models", "the small models of the recipes")):
         one = {(r["method"], r["length"]): r for r in results(name)["results"][kind] if r["batch"] == 1}
         rows = []
@@ -18,12 +18,12 @@ def streaming() -> str:
                 speeds[1] * one[peer, lengths[1]]["token"]["median"]
                 for peer in ("recompute", "ring buffer", "attention")
             ]
-            held = one[method, lengths[2]]["memory"] / 2**20
+            state_mebibytes = one[method, lengths[2]]["memory"] / 2**20
             cells = [*(f"{v:,.0f}" if v >= 10 else f"{v:.1f}" for v in speeds), *(f"{ratio:.1f}×" for ratio in over)]
-            rows.append([method, *cells, f"{held:,.1f}" if held else "none"])
+            rows.append([method, *cells, f"{state_mebibytes:,.1f}" if state_mebibytes else "none"])
         columns = ["method", *(f"{n:,}" for n in lengths), "at 16,384 over recomputing", "at 16,384 over a ring buffer"]
         columns += ["at 16,384 over attention's cache", "state at 131,072, MiB"]
-        parts.append(f"Tokens per second of {title}:\n\n{measured_table(name, columns, rows)}")
+        sections.append(f"Tokens per second of {title}:\n\n{measured_table(name, columns, rows)}")
     return """## Streaming
 
 Tokens per second of one sequence after contexts of 1,024 to 131,072 tokens. Each method is first checked to give the
@@ -33,19 +33,19 @@ Transformer with a key-value cache.
 
 {}
 
-![Milliseconds per token over the context](../benchmarks/results/generate-cpu.png)""".format("\n\n".join(parts))
+![Milliseconds per token over the context](../benchmarks/results/generate-cpu.png)""".format("\n\n".join(sections))
 
 
 def conversion() -> str:
     name = "conversion-cpu.json"
     rows = []
     for row in results(name)["results"]["rows"]:
-        median, most = (max(layer["order"][i] for layer in row["layers"]) for i in (1, 2))
+        median, largest = (max(layer["order"][i] for layer in row["layers"]) for i in (1, 2))
         error, bound = (max(layer[key] for layer in row["layers"]) for key in ("error", "bound"))
         score, speed = row["bits_per_byte"][0], row["tokens_per_second"]
-        held = ", ".join(f"{row[key] / 2**20:.1f}" for key in ("state", "n_states_state", "converted_state"))
-        cells = [row["run"], f"{row['tolerance']:g}", row["taps"], f"{median}, {most}", f"{error:.1e}, {bound:.1e}"]
-        cells += [f"{score['before']:.4f}", f"{score['after'] - score['before']:+.1e}", held]
+        sizes = ", ".join(f"{row[key] / 2**20:.1f}" for key in ("state", "n_states_state", "converted_state"))
+        cells = [row["run"], f"{row['tolerance']:g}", row["taps"], f"{median}, {largest}", f"{error:.1e}, {bound:.1e}"]
+        cells += [f"{score['before']:.4f}", f"{score['after'] - score['before']:+.1e}", sizes]
         rows.append([*cells, f"{speed['after'] / speed['n states']:.1f}×"])
     columns = ["model", "tolerance", "taps", "states: median, most", "error, bound", "bits/byte", "change"]
     columns += ["state in MiB: exact, n states, converted", "speed over n states"]
@@ -56,8 +56,27 @@ frequencies and lags, relative to a channel's gain; the bound is that of the Han
 
 {measured_table(name, columns, rows)}
 
-A converted TNN wrote a million bytes in eight streams: its memory was 425 MB after the first 8,000 bytes and 426 MB at
-the end, and all its states were finite (`{results("long-run-cpu.json")["command"]}`)."""
+{_long()}"""
+
+
+def _long() -> str:
+    name = "long-runs-cpu.json"
+    units = {"train": "steps", "stream": "tokens", "sessions": "sessions", "serve": "requests"}
+    rows = []
+    for job, result in results(name)["results"].items():
+        samples = result["rows"]
+        memory = [sample["memory"] / 2**20 for sample in samples]
+        amount = f"{samples[-1]['amount']:,} {units[job]}"
+        memory = [f"{memory[i]:.0f}" for i in (0, len(memory) // 2, -1)]
+        files = max(sample["files"] for sample in samples)
+        rows.append([job, amount, *memory, files])
+    columns = ["work", "amount", "MiB at first", "half way", "at the end", "open files at most"]
+    return f"""Memory and open files of a process, in long training, eight streams of a converted model, sessions that
+are opened and closed, and a server one in ten of whose clients leaves early:
+
+{measured_table(name, columns, rows)}
+
+![Memory and open files of long work](../benchmarks/results/long-runs-cpu.png)"""
 
 
 def long_inputs() -> str:

@@ -27,7 +27,7 @@ from typing import Any
 from lagwise.data import read_labelled
 from lagwise.tables import known
 from lagwise.training import load_recipe, read_metrics, resume, train
-from lagwise_papers.bench.harness import in_own_process, process_bytes
+from lagwise_papers.bench.harness import in_new_process, process_bytes
 from lagwise_papers.bench.run_queue import finish, keep, planned, scores, together
 from lagwise_papers.bench.text_baselines import bag_of_bytes
 from lagwise_papers.data.published import ARENA
@@ -74,7 +74,7 @@ _PATH_X = (
 )
 MINUTES = {"text": 20, "listops": 60, "image": 60, "image-ski-tnn": 75, "pathfinder": 75, "retrieval": 30}
 _EVALUATIONS = {"pathfinder": 9, "retrieval": 3, "text-transformer": 2}  # where one takes minutes
-_MOST_EVALUATIONS = 12
+_MAX_EVALUATIONS = 12
 
 
 def task_of(name: str) -> str:
@@ -84,7 +84,7 @@ def task_of(name: str) -> str:
 
 def evaluations(name: str) -> int:
     """The number of evaluations of a run."""
-    return _of_run(_EVALUATIONS, name, _MOST_EVALUATIONS)
+    return _of_run(_EVALUATIONS, name, _MAX_EVALUATIONS)
 
 
 def _of_run(values: dict[str, int], name: str, otherwise: int = 0) -> int:
@@ -99,28 +99,28 @@ def arguments(name: str, job: tuple[str, Sequence[str]], steps: int) -> list[str
         *("--recipe", recipe, *overrides),
         *(f"training.steps={steps}", f"training.warmup_steps={max(1, steps // 20)}"),
         f"training.evaluate_every={-(-steps // evaluations(name))}",  # the last step is evaluated in any case
-        f"training.save_every={-(-steps // _MOST_EVALUATIONS)}",
+        f"training.save_every={-(-steps // _MAX_EVALUATIONS)}",
     ]
 
 
-def run(name: str, job: tuple[str, list[str]], plan: dict[str, Any], given: argparse.Namespace) -> None:
+def run(name: str, job: tuple[str, list[str]], plan: dict[str, Any], args: argparse.Namespace) -> None:
     """Train, evaluate, and write the results."""
-    folder, steps = given.folder / name, plan["steps"]
-    done, found = finish(folder, arguments(name, job, steps)), scores(folder)
+    folder, steps = args.folder / name, plan["steps"]
+    done, run_scores = finish(folder, arguments(name, job, steps)), scores(folder)
     result = {
         **plan,
         **_training(folder, *job),
         "machine": done["machine"],
         "curve": [(m["step"], m["eval_loss"], m["eval_accuracy"]) for m in done["evaluations"]],
-        "scores": {split: found[split] for split in ("valid", "test")},
+        "scores": {split: run_scores[split] for split in ("valid", "test")},
     }
-    keep(given.results, name, result)
-    print(f"{name}: {steps} steps, test accuracy {found['test']['accuracy']:.4f}", flush=True)
+    keep(args.results, name, result)
+    print(f"{name}: {steps} steps, test accuracy {run_scores['test']['accuracy']:.4f}", flush=True)
 
 
 def _training(folder: Path, recipe: str, overrides: list[str]) -> dict[str, Any]:
-    """The size of a run's model, how it was trained, and its training losses by step. Seconds include validation, but
-    no pauses."""
+    """Collect the size of a run's model, how it was trained, and its training losses by step. Seconds include
+    validation, but no pauses."""
     saved, lines = load_recipe(str(folder / "recipe.yaml")), read_metrics(folder)
     options = saved.training
     return {
@@ -135,15 +135,15 @@ def _training(folder: Path, recipe: str, overrides: list[str]) -> dict[str, Any]
     }
 
 
-def path_x(given: argparse.Namespace) -> None:
-    """50 steps of Path-X in a process of their own, and the peak of its memory."""
-    folder = given.folder / PATH_X
+def path_x(args: argparse.Namespace) -> None:
+    """Train 50 steps of Path-X in a process of their own, and measure the peak of its memory."""
+    folder = args.folder / PATH_X
     memory = folder.with_name(f"{PATH_X}.memory")
     if not memory.is_file():
-        in_own_process(_train_and_measure, *_PATH_X, folder, memory)
+        in_new_process(_train_and_measure, *_PATH_X, folder, memory)
     peak = int(memory.read_text())
     result = _training(folder, *_PATH_X)
-    keep(given.results, PATH_X, {**result, "machine": json.loads((folder / "run.json").read_text()), "memory": peak})
+    keep(args.results, PATH_X, {**result, "machine": json.loads((folder / "run.json").read_text()), "memory": peak})
     print(f"{PATH_X}: {peak / 2**20:,.0f} MB, losses {[loss for _, loss in result['losses']]}", flush=True)
 
 
@@ -159,11 +159,11 @@ def _train_and_measure(recipe: str, overrides: list[str], folder: Path, memory: 
     memory.write_text(str(process_bytes("VmHWM")))
 
 
-def bytes_baseline(given: argparse.Namespace) -> None:
+def bytes_baseline(args: argparse.Namespace) -> None:
     """Score `bag_of_bytes` on the pairs."""
-    rows = read_labelled(ARENA["aan"].open(given.pairs), ("text1", "text2"), "label")
+    rows = read_labelled(ARENA["aan"].open(args.pairs), ("text1", "text2"), "label")
     score = bag_of_bytes(rows)
-    keep(given.results, BYTES, {"rows_seen": len(rows.splits["train"]), "scores": {"test": score}})
+    keep(args.results, BYTES, {"rows_seen": len(rows.splits["train"]), "scores": {"test": score}})
     print(f"{BYTES}: test accuracy {score['accuracy']:.4f}", flush=True)
 
 
@@ -177,25 +177,25 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, help="minutes per run, instead of those of its task")
     parser.add_argument("--workers", type=int, default=2, help="concurrent runs (2)")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/arena-cpu.json"))
-    given = parser.parse_args()
+    args = parser.parse_args()
     options = {"text": "text", "image": "pictures", "retrieval": "pairs"}
-    jobs, others = {}, []
-    for name in given.runs.split(","):
+    jobs, other_runs = {}, []
+    for name in args.runs.split(","):
         known(name, [*PLAN, PATH_X, BYTES], "run")
         option = options.get(task_of(name))
-        source = option and getattr(given, option)
+        source = option and getattr(args, option)
         if option and not source:
             print(f"{name}: skipped, because its data are not given (--{option})", file=sys.stderr)
         elif name in PLAN:
             recipe, overrides = PLAN[name]
             jobs[name] = (recipe, [*overrides, *([f"data.source={json.dumps(source)}"] if source else [])])
         else:
-            others.append({PATH_X: path_x, BYTES: bytes_baseline}[name])
-    given.folder.mkdir(parents=True, exist_ok=True)
-    minutes = {name: _of_run(MINUTES, name) if given.minutes is None else given.minutes for name in jobs}
-    plan = planned(jobs, minutes, given.folder / "costs.json", {name: evaluations(name) for name in jobs})
-    runs = [partial(run, name, job, plan[name], given) for name, job in jobs.items()]
-    together(given.workers, [*runs, *(partial(other, given) for other in others)])
+            other_runs.append({PATH_X: path_x, BYTES: bytes_baseline}[name])
+    args.folder.mkdir(parents=True, exist_ok=True)
+    minutes = {name: _of_run(MINUTES, name) if args.minutes is None else args.minutes for name in jobs}
+    plan = planned(jobs, minutes, args.folder / "costs.json", {name: evaluations(name) for name in jobs})
+    runs = [partial(run, name, job, plan[name], args) for name, job in jobs.items()]
+    together(args.workers, [*runs, *(partial(other, args) for other in other_runs)])
 
 
 if __name__ == "__main__":

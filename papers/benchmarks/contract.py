@@ -33,19 +33,19 @@ _CHUNKS = (1, 1, 7, 200, 1, 64, 129)
 
 
 def errors(mixer: Mixer, length: int, dtype: torch.dtype) -> Iterator[tuple[str, float]]:
-    """The errors of a mixer of this precision, by name."""
+    """Yield the errors of a mixer of this precision, by name."""
     yield "formula", formula_error(mixer, length, dtype)
     if mixer.needs_grid:
         return
     x = torch.randn(1, length, mixer.channels, dtype=dtype)
     start, end = length // 10, length - length // 5
-    place = torch.arange(length)[None]
-    mask = (place >= start) & (place < end)
+    position = torch.arange(length)[None]
+    mask = (position >= start) & (position < end)
     padded = torch.where(mask[..., None], x, 1e3 * torch.randn_like(x))
     yield "padding", relative(mixer(padded, mask=mask)[:, start:end], mixer(x[:, start:end]))
-    parts = x.split([length // 3, length // 2, length - length // 3 - length // 2], 1)
-    documents = torch.cat([torch.full(part.shape[:2], i) for i, part in enumerate(parts)], 1)
-    yield "packing", relative(mixer(x, seq_idx=documents), torch.cat([mixer(part) for part in parts], 1))
+    documents = x.split([length // 3, length // 2, length - length // 3 - length // 2], 1)
+    seq_idx = torch.cat([torch.full(document.shape[:2], i) for i, document in enumerate(documents)], 1)
+    yield "packing", relative(mixer(x, seq_idx=seq_idx), torch.cat([mixer(document) for document in documents], 1))
     if not mixer.causal:
         return
     if mixer.streams:
@@ -54,21 +54,21 @@ def errors(mixer: Mixer, length: int, dtype: torch.dtype) -> Iterator[tuple[str,
 
 
 @torch.no_grad()
-def main(given: argparse.Namespace) -> None:
+def main(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     columns = ("formula", "padding", "packing", "streaming", "future")
     print(f"| mixer | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 1)}")
     rows = {}
-    for name, spec in token_mixers(given.length).items():
-        found = {}
+    for name, spec in token_mixers(args.length).items():
+        errors_by_dtype = {}
         for dtype in (torch.float32, torch.float64):
             torch.manual_seed(0)
-            mixer = build(MIXERS, spec, given.channels, what="mixer", causal=directions(name)[0]).to(dtype)
-            found[str(dtype).removeprefix("torch.")] = dict(errors(mixer, given.length, dtype))
-        rows[name] = {"causal": directions(name)[0], **found}
-        cells = (", ".join(f"{each[c]:.0e}" for each in found.values() if c in each) for c in columns)
+            mixer = build(MIXERS, spec, args.channels, what="mixer", causal=directions(name)[0]).to(dtype)
+            errors_by_dtype[str(dtype).removeprefix("torch.")] = dict(errors(mixer, args.length, dtype))
+        rows[name] = {"causal": directions(name)[0], **errors_by_dtype}
+        cells = (", ".join(f"{each[c]:.0e}" for each in errors_by_dtype.values() if c in each) for c in columns)
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
-    save_results(given.out, " ".join(["python", *sys.argv]), {"length": given.length, "rows": rows})
+    save_results(args.out, " ".join(["python", *sys.argv]), {"length": args.length, "rows": rows})
 
 
 if __name__ == "__main__":

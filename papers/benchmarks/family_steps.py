@@ -51,7 +51,7 @@ _REFERENCE, _EXACT = 10, 1024  # maximum height and width of the references' inp
 
 
 def token_mixers(length: int) -> dict[str, dict[str, Any]]:
-    """Specs by name, for sequences of a length."""
+    """Return specs by name, for sequences of a length."""
 
     def unit(kernel: dict[str, Any], **options: Any) -> dict[str, Any]:
         return {"name": "gtu", "expansion": 1, "kernel": kernel, **options}
@@ -93,13 +93,13 @@ def names() -> list[str]:
 
 
 def grid(length: int) -> tuple[int, int]:
-    """The most nearly equal height and width whose product is the length."""
+    """Find the most nearly equal height and width whose product is the length."""
     height = next(n for n in range(int(length**0.5), 0, -1) if length % n == 0)
     return height, length // height
 
 
 class Stack(nn.Module):
-    """Blocks over sequences, or over grids with as many positions."""
+    """A stack of blocks over sequences, or over grids with as many positions."""
 
     def __init__(self, blocks: list[nn.Module], *, needs_grid: bool):
         super().__init__()
@@ -137,7 +137,7 @@ def stack(name: str, causal: bool, layers: int, channels: int, length: int) -> S
 
 
 def check(name: str, model: Stack, channels: int, length: int, causal: bool) -> float:
-    """The relative error. ValueError if it is too large, or if a causal stack depends on later tokens."""
+    """Compute the relative error. ValueError if it is too large, or if a causal stack depends on later tokens."""
     error = 0.0
     x = torch.randn(1, length, channels)
     if name in ATTENTION_PEERS:
@@ -148,8 +148,8 @@ def check(name: str, model: Stack, channels: int, length: int, causal: bool) -> 
         error = max(error, formula_error(mixer, length))
     short = x[:, : min(length, _EXACT)]
     weight = torch.randn_like(short)
-    wanted = outputs(copy.deepcopy(model).double(), short.double(), weight.double())
-    error = max(error, *map(relative, outputs(model, short, weight), wanted))
+    expected = outputs(copy.deepcopy(model).double(), short.double(), weight.double())
+    error = max(error, *map(relative, outputs(model, short, weight), expected))
     if causal:
         error = max(error, future_error(model, x))
     if not error <= TOLERANCE:
@@ -159,17 +159,17 @@ def check(name: str, model: Stack, channels: int, length: int, causal: bool) -> 
 
 @torch.no_grad()
 def formula_error(mixer: Mixer, length: int, dtype: torch.dtype = torch.float32) -> float:
-    """The relative error of a mixer with respect to its reference in float64, on at most 100 tokens."""
-    places = min(grid(length)[0], _REFERENCE), min(grid(length)[1], _REFERENCE)
-    signal = torch.randn(1, places[0] * places[1], mixer.channels, dtype=dtype)
-    ours = mixer(signal, layout=Layout(grid=places if mixer.needs_grid else None))[0]
-    exact = signal[0].double().unflatten(0, places) if mixer.needs_grid else signal[0].double()
+    """Compute the relative error of a mixer with respect to its reference in float64, on at most 100 tokens."""
+    size = min(grid(length)[0], _REFERENCE), min(grid(length)[1], _REFERENCE)
+    signal = torch.randn(1, size[0] * size[1], mixer.channels, dtype=dtype)
+    ours = mixer(signal, layout=Layout(grid=size if mixer.needs_grid else None))[0]
+    exact = signal[0].double().unflatten(0, size) if mixer.needs_grid else signal[0].double()
     return relative(ours, reference(copy.deepcopy(mixer).double(), exact).reshape(ours.shape))
 
 
 @torch.no_grad()
 def future_error(layer: nn.Module, x: Tensor) -> float:
-    """The relative change of the first half of the outputs if the second half of x changes."""
+    """Compute the relative change of the first half of the outputs if the second half of x changes."""
     half = x.shape[1] // 2
     changed = x.clone()
     changed[:, half:] += 1
@@ -184,7 +184,7 @@ def outputs(model: Stack, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def reference(mixer: Mixer, x: Tensor) -> Tensor:
-    """The output of the tests' reference for a mixer."""
+    """Compute the output of the tests' reference for a mixer."""
     sys.path[:0] = [path for path in TESTS if path not in sys.path]
     from references import reference as of_the_tests
 
@@ -203,37 +203,37 @@ def steps(name: str, causal: bool, layers: int, channels: int, length: int, batc
     yield training_step(stack(name, causal, layers, channels, length), torch.randn(batch, length, channels))
 
 
-def measured(name: str, causal: bool, given: argparse.Namespace, length: int, batch: int) -> dict[str, Any]:
-    """The results of a row; ValueError if an output is wrong."""
+def measured(name: str, causal: bool, args: argparse.Namespace, length: int, batch: int) -> dict[str, Any]:
+    """Measure the results of a row; ValueError if an output is wrong."""
     torch.manual_seed(0)
-    model = stack(name, causal, given.layers, given.channels, length)
-    error = check(name, model, given.channels, length, causal)
-    x = torch.randn(batch, length, given.channels)
-    each = {BASE: stack(BASE, causal, given.layers, given.channels, length), name: model}
-    seconds = interleaved({n: training_step(m, x) for n, m in each.items()}, repeats=given.repeats, warmup=1)
+    model = stack(name, causal, args.layers, args.channels, length)
+    error = check(name, model, args.channels, length, causal)
+    x = torch.randn(batch, length, args.channels)
+    each = {BASE: stack(BASE, causal, args.layers, args.channels, length), name: model}
+    seconds = interleaved({n: training_step(m, x) for n, m in each.items()}, repeats=args.repeats, warmup=1)
     row = {"parameters": sum(p.numel() for p in model.parameters()), "error": error}
     row |= {"step": seconds[name], "tnn": seconds[BASE]}
-    if given.memory:
-        arguments = (name, causal, given.layers, given.channels, length, batch)
-        row["memory"] = memory_of(steps, *arguments, threads=given.threads)
+    if args.memory:
+        arguments = (name, causal, args.layers, args.channels, length, batch)
+        row["memory"] = memory_of(steps, *arguments, threads=args.threads)
     return row
 
 
-def main(given: argparse.Namespace) -> None:
-    torch.set_num_threads(given.threads)
-    rows = json.loads(given.out.read_text())["results"]["rows"] if given.out.is_file() else []
-    wanted = [known(name, names(), "name") for name in given.names.split(",")] if given.names else names()
+def main(args: argparse.Namespace) -> None:
+    torch.set_num_threads(args.threads)
+    rows = json.loads(args.out.read_text())["results"]["rows"] if args.out.is_file() else []
+    selected = [known(name, names(), "name") for name in args.names.split(",")] if args.names else names()
     print("| method | direction | length | steps/s | of TNN's | MB |\n|---|---|---|---|---|---|")
-    for length in map(int, given.lengths.split(",")):
-        batch = max(1, given.tokens // length)
-        for name in wanted:
-            causal = given.direction == "causal" if len(directions(name)) == 2 else directions(name)[0]
+    for length in map(int, args.lengths.split(",")):
+        batch = max(1, args.tokens // length)
+        for name in selected:
+            causal = args.direction == "causal" if len(directions(name)) == 2 else directions(name)[0]
             key = {"name": name, "direction": "causal" if causal else "two-sided", "length": length, "batch": batch}
-            key |= {"channels": given.channels, "layers": given.layers, "threads": given.threads}
+            key |= {"channels": args.channels, "layers": args.layers, "threads": args.threads}
             if any(key.items() <= row.items() for row in rows):
                 continue
             try:
-                row = {**key, **measured(name, causal, given, length, batch)}
+                row = {**key, **measured(name, causal, args, length, batch)}
             except ImportError as error:
                 print(f"{name}: {error}", file=sys.stderr)
                 continue
@@ -243,10 +243,10 @@ def main(given: argparse.Namespace) -> None:
             else:
                 seconds, ratio = row["step"].median, row["tnn"].median / row["step"].median
                 cells = (name, key["direction"], length, f"{1 / seconds:.2f}", f"{ratio:.2f}×")
-                memory = f"{row['memory'] / 2**20:,.0f}" if given.memory else ""
+                memory = f"{row['memory'] / 2**20:,.0f}" if args.memory else ""
                 print(f"| {' | '.join(map(str, cells))} | {memory} |", flush=True)
             rows.append(row)
-            save_results(given.out, " ".join(["python", *sys.argv]), {"rows": rows})
+            save_results(args.out, " ".join(["python", *sys.argv]), {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -24,48 +24,48 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from lagwise.cli.terminal import print_table
 from lagwise_papers.bench.forecasting import BENCHMARKS, read_benchmark
-from lagwise_papers.bench.harness import in_own_process, process_bytes
+from lagwise_papers.bench.harness import in_new_process, process_bytes
 from lagwise_papers.bench.timing import save_results
 
 LOOK_BACK = 720
 Predict = Callable[[np.ndarray], np.ndarray]
 
 
-def parts(x: np.ndarray, name: str) -> list[np.ndarray]:
-    """Standardized training, validation and test rows; the latter two begin one look-back earlier."""
+def split_rows(x: np.ndarray, name: str) -> list[np.ndarray]:
+    """Split into standardized training, validation and test rows; the latter two begin one look-back earlier."""
     train, valid, test = BENCHMARKS[name].split(len(x))
     z = (x - x[:train].mean(0)) / x[:train].std(0)
     return [z[:train], z[train - LOOK_BACK : valid], z[valid - LOOK_BACK : test]]
 
 
 def windows(x: np.ndarray, horizon: int) -> np.ndarray:
-    """All windows ``(windows, look_back + horizon)`` of all series."""
+    """Return all windows ``(windows, look_back + horizon)`` of all series."""
     return np.concatenate([sliding_window_view(series, LOOK_BACK + horizon) for series in x.T])
 
 
 def fit_lagwise(train: np.ndarray, valid: np.ndarray, horizon: int, model: str) -> Predict:
-    """`LagForecaster`, with the best of 15 penalties on the validation rows."""
+    """Fit `LagForecaster`, with the best of 15 penalties on the validation rows."""
     from lagwise.forecasting import LagForecaster
 
     rows = np.concatenate([train, valid[LOOK_BACK:]])
-    held = len(valid) - LOOK_BACK
-    fitted = LagForecaster(horizon, LOOK_BACK, model=model, shared=True, validation=held, refit=False).fit(rows)
+    n_held_out = len(valid) - LOOK_BACK
+    fitted = LagForecaster(horizon, LOOK_BACK, model=model, shared=True, validation=n_held_out, refit=False).fit(rows)
     maps = fitted.maps_[0]
     return lambda u: u @ maps
 
 
 def fit_ridge(train: np.ndarray, valid: np.ndarray, horizon: int, penalty: float) -> Predict:
-    """scikit-learn's Ridge on centred windows, for one penalty."""
+    """Fit scikit-learn's Ridge on centred windows, for one penalty."""
     from sklearn.linear_model import Ridge
 
-    made = windows(train, horizon)
-    made = made - made[:, :LOOK_BACK].mean(1, keepdims=True)
-    ridge = Ridge(alpha=penalty * len(made), fit_intercept=False).fit(made[:, :LOOK_BACK], made[:, LOOK_BACK:])
+    centred = windows(train, horizon)
+    centred = centred - centred[:, :LOOK_BACK].mean(1, keepdims=True)
+    ridge = Ridge(alpha=penalty * len(centred), fit_intercept=False).fit(centred[:, :LOOK_BACK], centred[:, LOOK_BACK:])
     return lambda u: ridge.predict(u - u.mean(1, keepdims=True)) + u.mean(1, keepdims=True)
 
 
 def fit_dlinear(train: np.ndarray, valid: np.ndarray, horizon: int) -> Predict:
-    """DLinear with one map for all series."""
+    """Fit DLinear with one map for all series."""
     import torch
     from torch import nn
 
@@ -85,12 +85,12 @@ def fit_dlinear(train: np.ndarray, valid: np.ndarray, horizon: int) -> Predict:
     model, rate = DLinear(), 5e-4
     optimizer = torch.optim.Adam(model.parameters(), lr=rate)
     series = torch.from_numpy(train.T.copy()).float()
-    held = torch.from_numpy(valid.T.copy()).float()
+    held_out = torch.from_numpy(valid.T.copy()).float()
     width = LOOK_BACK + horizon
 
     def batch(x: torch.Tensor, starts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        made = x.unfold(1, width, 1)[:, starts].flatten(0, 1)
-        return made[:, :LOOK_BACK], made[:, LOOK_BACK:]
+        pairs = x.unfold(1, width, 1)[:, starts].flatten(0, 1)
+        return pairs[:, :LOOK_BACK], pairs[:, LOOK_BACK:]
 
     best, best_error, patience = copy.deepcopy(model.state_dict()), np.inf, 0
     for _ in range(10):
@@ -100,8 +100,8 @@ def fit_dlinear(train: np.ndarray, valid: np.ndarray, horizon: int) -> Predict:
             (model(u) - y).square().mean().backward()
             optimizer.step()
         with torch.no_grad():
-            chunks = torch.arange(held.shape[1] - width + 1).split(256)
-            error = sum(float((model(u) - y).square().sum()) for u, y in (batch(held, c) for c in chunks))
+            chunks = torch.arange(held_out.shape[1] - width + 1).split(256)
+            error = sum(float((model(u) - y).square().sum()) for u, y in (batch(held_out, c) for c in chunks))
         if error < best_error:
             best, best_error, patience = copy.deepcopy(model.state_dict()), error, 0
         else:
@@ -123,8 +123,8 @@ METHODS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def measure(folder: str, name: str, horizon: int, method: str) -> dict[str, Any]:
-    """CPU seconds and bytes of a fit, and its test error. Runs in a separate process."""
-    train, valid, test = parts(read_benchmark(Path(folder), name), name)
+    """Measure CPU seconds and bytes of a fit, and its test error. Runs in a separate process."""
+    train, valid, test = split_rows(read_benchmark(Path(folder), name), name)
     fit, arguments = METHODS[method]
     fit(train[: LOOK_BACK + horizon + 50], valid[: LOOK_BACK + horizon + 50], horizon, *arguments)  # imports, buffers
     before, began = process_bytes("VmRSS"), time.process_time()
@@ -132,11 +132,11 @@ def measure(folder: str, name: str, horizon: int, method: str) -> dict[str, Any]
     seconds, peak = time.process_time() - began, process_bytes("VmHWM") - before
     error, count = 0.0, 0
     for series in test.T:
-        made = sliding_window_view(series, LOOK_BACK + horizon)
-        for start in range(0, len(made), 2048):
-            part = made[start : start + 2048]
-            error += float(((predict(part[:, :LOOK_BACK]) - part[:, LOOK_BACK:]) ** 2).sum())
-            count += part[:, LOOK_BACK:].size
+        pairs = sliding_window_view(series, LOOK_BACK + horizon)
+        for start in range(0, len(pairs), 2048):
+            chunk = pairs[start : start + 2048]
+            error += float(((predict(chunk[:, :LOOK_BACK]) - chunk[:, LOOK_BACK:]) ** 2).sum())
+            count += chunk[:, LOOK_BACK:].size
     return {"data": name, "horizon": horizon, "method": method, "seconds": seconds, "bytes": peak, "mse": error / count}
 
 
@@ -150,7 +150,7 @@ def main() -> None:
     rows = []
     for name in options.data.split(","):
         for method in METHODS:
-            rows.append(in_own_process(measure, options.folder, name, options.horizon, method))
+            rows.append(in_new_process(measure, options.folder, name, options.horizon, method))
             print(rows[-1], flush=True)
     print_table(
         f"Fit of all series, look-back {LOOK_BACK}, horizon {options.horizon}",

@@ -135,25 +135,25 @@ PLANS = {"family": FAMILY, "ablations": ABLATIONS}
 
 
 def fields(model: Model, width: int) -> Fields:
-    """Fields of a model's configuration."""
+    """Return the fields of a model's configuration."""
     norm = "layer" if model.block.get("norm") == "layer" or model.block["name"] == "mega" else "rms"
-    found = {"hidden_size": width, "num_hidden_layers": model.layers, "norm": norm, "block": dict(model.block)}
-    return {**found, "position_embedding": "sinusoidal", "scale_embeddings": True} if model.sinusoidal else found
+    values = {"hidden_size": width, "num_hidden_layers": model.layers, "norm": norm, "block": dict(model.block)}
+    return {**values, "position_embedding": "sinusoidal", "scale_embeddings": True} if model.sinusoidal else values
 
 
 def size(model: Model, width: int) -> int:
-    """Parameters of a model's blocks, kernels included."""
+    """Count the parameters of a model's blocks, kernels included."""
     import torch
 
     from lagwise.models import LagwiseConfig, LagwiseForCausalLM
 
     with torch.device("meta"):
-        made = LagwiseForCausalLM(LagwiseConfig(vocab_size=1, **fields(model, width)))
-    return sum(p.numel() for p in made.model.parameters()) - width
+        model_on_meta = LagwiseForCausalLM(LagwiseConfig(vocab_size=1, **fields(model, width)))
+    return sum(p.numel() for p in model_on_meta.model.parameters()) - width
 
 
 def fitted(model: Model) -> tuple[int, int]:
-    """The model's width, or that at which the blocks are closest to the common size, and their parameters."""
+    """Choose the model's width, or that at which the blocks are closest to the common size, and their parameters."""
     if model.width:
         return model.width, size(model, model.width)
     widths = range(128, 513, _STEP)
@@ -181,7 +181,7 @@ def train(run: Path, seed: int, path: Path, about: Fields, results: Path) -> Non
     count = about["steps"]
     new = ["--recipe", str(path), *cadence(count, _EVALUATIONS), f"training.seed={seed}"]
     done = finish(run, new, ["--lengths", _LENGTHS, "--tokens", str(_TOKENS)])
-    found = scores(run)
+    run_scores = scores(run)
     keep(
         results,
         run.name,
@@ -192,10 +192,10 @@ def train(run: Path, seed: int, path: Path, about: Fields, results: Path) -> Non
             "tokens_per_second": _BATCH * LENGTH / about["seconds"],
             "machine": done["machine"],
             "curve": [(m["step"], m["eval_loss"]) for m in done["evaluations"]],
-            "scores": {split: found[split] for split in ("valid", "test")},
+            "scores": {split: run_scores[split] for split in ("valid", "test")},
         },
     )
-    last = found["test"][0]
+    last = run_scores["test"][0]
     print(
         f"{run.name}: {count} steps, {last['bits_per_byte']:.4f} bits per byte, perplexity {last['perplexity']:.2f}",
         flush=True,
@@ -211,24 +211,24 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=20, help="minutes per run (20)")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each model (1)")
     parser.add_argument("--workers", type=int, default=2, help="concurrent runs (2)")
-    given = parser.parse_args()
-    models = PLANS[given.plan]
-    names = given.models.split(",") if given.models else list(models)
+    args = parser.parse_args()
+    models = PLANS[args.plan]
+    names = args.models.split(",") if args.models else list(models)
     if unknown := set(names) - set(models):
         parser.error(f"unknown models {', '.join(sorted(unknown))}; available: {', '.join(models)}")
-    runs = given.runs / given.plan
+    runs = args.runs / args.plan
     runs.mkdir(parents=True, exist_ok=True)
-    made = {name: recipe(name, models[name], given.data, runs) for name in names}
-    jobs = {name: (str(path), list[str]()) for name, (path, _) in made.items()}
-    plan = planned(jobs, given.minutes, given.runs / "costs.json", _EVALUATIONS)
-    results = _RESULTS / f"language-{given.plan}-cpu.json"
+    recipes = {name: recipe(name, models[name], args.data, runs) for name in names}
+    jobs = {name: (str(path), list[str]()) for name, (path, _) in recipes.items()}
+    plan = planned(jobs, args.minutes, args.runs / "costs.json", _EVALUATIONS)
+    results = _RESULTS / f"language-{args.plan}-cpu.json"
     calls = []
-    for seed in range(given.seeds):
-        for name, (path, about) in made.items():
+    for seed in range(args.seeds):
+        for name, (path, about) in recipes.items():
             run = runs / (name if seed == 0 else f"{name}-seed{seed}")
-            about = {**about, "minutes": given.minutes, **plan[name]}
+            about = {**about, "minutes": args.minutes, **plan[name]}
             calls.append(partial(train, run, seed, path, about, results))
-    together(given.workers, calls)
+    together(args.workers, calls)
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ MODELS: dict[str, Callable[[int], nn.Module]] = {
 
 
 def size(model: nn.Module) -> int:
-    """Parameters that are not part of an embedding or of the layer that gives the logits."""
+    """Count the parameters that are not part of an embedding or of the layer that gives the logits."""
     left_out = {
         id(m.weight)
         for m in model.modules()
@@ -105,7 +105,7 @@ def size(model: nn.Module) -> int:
 
 
 def fitted(make: Callable[[int], nn.Module], parameters: int) -> int:
-    """The width, a multiple of 16, whose size is closest to so many parameters."""
+    """Choose the width, a multiple of 16, whose size is closest to so many parameters."""
     with torch.device("meta"):
         return min(range(128, 1025, 16), key=lambda width: abs(size(make(width)) - parameters))
 
@@ -116,12 +116,12 @@ def logits(model: nn.Module, ids: Tensor) -> Tensor:
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor) -> float:
-    """Seconds of one training step."""
+    """Measure the seconds of one training step."""
     start = time.perf_counter()
     optimizer.zero_grad()
     with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"):
-        found = logits(model, ids[:, :-1])
-    F.cross_entropy(found.float().flatten(0, 1), ids[:, 1:].flatten()).backward()
+        outputs = logits(model, ids[:, :-1])
+    F.cross_entropy(outputs.float().flatten(0, 1), ids[:, 1:].flatten()).backward()
     optimizer.step()
     if DEVICE == "cuda":
         torch.cuda.synchronize()
@@ -143,7 +143,7 @@ class Clock:
 
 @torch.inference_mode()
 def generated(model: nn.Module, prompt: Tensor, tokens: int) -> tuple[Tensor, float]:
-    """The sequence ``(1, prompt + tokens)``, and seconds per token after the first one."""
+    """Generate the sequence ``(1, prompt + tokens)``, and seconds per token after the first one."""
     if hasattr(model, "generate"):
         clock: Any = Clock()
         generate: Any = model.generate
@@ -170,19 +170,19 @@ def generated(model: nn.Module, prompt: Tensor, tokens: int) -> tuple[Tensor, fl
 
 @torch.inference_mode()
 def check(name: str, model: nn.Module) -> None:
-    """ValueError if generated tokens are not the best ones of a forward pass."""
+    """Raise ValueError if generated tokens are not the best ones of a forward pass."""
     ids, _ = generated(model, torch.randint(1, VOCABULARY, (1, 100), device=DEVICE), 20)
-    found = logits(model, ids)[:, 99:-1].float()
-    chosen = found.gather(2, ids[:, 100:, None])[..., 0]
-    short = float((found.amax(2) - chosen).max())
+    scores = logits(model, ids)[:, 99:-1].float()
+    generated_scores = scores.gather(2, ids[:, 100:, None])[..., 0]
+    short = float((scores.amax(2) - generated_scores).max())
     if not short <= 1e-3:
         raise ValueError(f"{name} generates tokens whose logits are {short:.1e} below the largest; it is not timed")
 
 
 @dataclass(frozen=True)
 class Row:
-    """Seconds of a training step on ``step_tokens`` tokens, None where it would take too long, and of a generated
-    token."""
+    """Result of a model: seconds of a training step on ``step_tokens`` tokens, None where it would take too long, and
+    of a generated token."""
 
     model: str
     parameters: int
@@ -209,11 +209,12 @@ def measure(
         for name, model in models.items():
             if len(steps[name]) >= 2 and steps[name][0] > patience:
                 continue
-            taken = step(model, optimizers[name], ids[: counts[name] // length]) if counts[name] >= length else 0.0
-            many = 2 if name == "mega-pytorch" else 33
-            _, token = generated(model, ids[:1, :length], many)
-            if turn or taken > patience:  # the first warms up
-                steps[name].append(taken)
+            rows = ids[: counts[name] // length]
+            step_seconds = step(model, optimizers[name], rows) if len(rows) else 0.0
+            new_tokens = 2 if name == "mega-pytorch" else 33
+            _, token = generated(model, ids[:1, :length], new_tokens)
+            if turn or step_seconds > patience:  # the first warms up
+                steps[name].append(step_seconds)
                 tokens[name].append(token)
     sizes = {name: size(model) for name, model in models.items()}
     timed = {name: Timing.of(steps[name]) if counts[name] >= length else None for name in models}

@@ -79,19 +79,19 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=0.75, help="minutes of each model (0.75)")
     parser.add_argument("--steps", type=int, help="steps of each model, in place of minutes")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/query-recall-cpu.json"))
-    given = parser.parse_args()
+    args = parser.parse_args()
     keep_freed_memory()  # as the command line does
-    names = given.models.split(";") if given.models else list(MODELS)
-    folder = given.runs / (f"queries-{given.steps}-steps" if given.steps else f"queries-{given.minutes:g}")
+    names = args.models.split(";") if args.models else list(MODELS)
+    folder = args.runs / (f"queries-{args.steps}-steps" if args.steps else f"queries-{args.minutes:g}")
     folder.mkdir(parents=True, exist_ok=True)
-    paths = {name: recipe(name, folder, 64 if given.steps else 32) for name in names}
+    paths = {name: recipe(name, folder, 64 if args.steps else 32) for name in names}
     jobs = {name: (str(path), list[str]()) for name, path in paths.items()}
-    if given.steps:
-        plan = {name: {"steps": given.steps} for name in names}
+    if args.steps:
+        plan = {name: {"steps": args.steps} for name in names}
     else:
-        plan = planned(jobs, given.minutes, given.runs / "query-costs.json", _EVALUATIONS)
+        plan = planned(jobs, args.minutes, args.runs / "query-costs.json", _EVALUATIONS)
     for name, path in paths.items():
-        done = json.loads(given.results.read_text())["results"] if given.results.is_file() else {}
+        done = json.loads(args.results.read_text())["results"] if args.results.is_file() else {}
         if name in done:
             continue
         begun, run, steps = time.process_time(), folder / path.stem, plan[name]["steps"]
@@ -100,9 +100,7 @@ def main() -> None:
         tested = evaluate_run(run, max_tokens=_TEST, progress=False)["test"]
         curve = [(m["step"], m["eval_accuracy"]) for m in read_metrics(run) if "eval_accuracy" in m]
         model = load_recipe(str(path)).model
-        keep(
-            given.results, name, {**plan[name], "cpu_seconds": seconds, "model": model, "curve": curve, "test": tested}
-        )
+        keep(args.results, name, {**plan[name], "cpu_seconds": seconds, "model": model, "curve": curve, "test": tested})
         by_size = " ".join(f"{each['length']}/{each['pairs']}: {each['accuracy']:.3f}" for each in tested)
         print(f"{name}: {steps} steps, {seconds:.0f} s, {by_size}", flush=True)
 

@@ -14,7 +14,8 @@ from lagwise.extras import explained
 def lazy_package(
     package: str, *, extra: str | None = None
 ) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
-    """``__all__``, ``__getattr__`` (PEP 562), which imports each name from its module, and ``__dir__`` of a package.
+    """Return ``__all__``, ``__getattr__`` (PEP 562), which imports each name from its module, and ``__dir__`` of a
+    package.
 
     The names, and their modules, are those that the package's ``__init__`` imports from lagwise for type checkers. From
     ``__getattr__`` ImportError if an optional package is missing; it says which extra has it, if possible ``extra``.

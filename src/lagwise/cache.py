@@ -43,8 +43,8 @@ def make_private(folder: Path) -> None:
 
 
 def require_private(path: Path, root: Path) -> None:
-    """PermissionError unless a path and the folders above it, up to ``root``, belong to the user or to root, are not
-    writable for others, and are not symbolic links. On Windows, which has no such owners and modes, only links are
+    """Raise PermissionError unless a path and the folders above it, up to ``root``, belong to the user or to root, are
+    not writable for others, and are not symbolic links. On Windows, which has no such owners and modes, only links are
     refused; there the access lists of the user's folder keep others out."""
     posix = hasattr(os, "geteuid")
     for each in (path, *path.parents):

@@ -22,33 +22,33 @@ from lagwise.cache import default_cache, make_private, require_private
 
 T = TypeVar("T")
 
-_SECONDS = 60
-_LONGEST_MESSAGE = 500  # characters of a compiler's message
+_TIMEOUT_SECONDS = 60
+_MAX_MESSAGE_CHARACTERS = 500  # of a compiler's message
 
 
 def find_compiler() -> list[str] | None:
-    """The compiler's absolute path and its arguments, from ``$CC``; otherwise ``cc`` from PATH, or None if there is
+    """Find the compiler's absolute path and its arguments, from ``$CC``, or else ``cc`` from PATH; None if there is
     none.
 
     Empty and relative entries of PATH are skipped, because the user did not choose the contents of the current folder.
     ValueError if CC cannot be read or is a relative path; FileNotFoundError if there is no such compiler.
     """
-    chosen = os.environ.get("CC", "").strip()
+    variable = os.environ.get("CC", "").strip()
     try:
-        name, *arguments = shlex.split(chosen or "cc")
+        name, *arguments = shlex.split(variable or "cc")
     except ValueError as error:
-        raise ValueError(f"CC={chosen!r} cannot be read: {error}") from error
+        raise ValueError(f"CC={variable!r} cannot be read: {error}") from error
     if os.path.dirname(name) and not os.path.isabs(name):
-        raise ValueError(f"CC must be a name on PATH or an absolute path, got {chosen!r}")
+        raise ValueError(f"CC must be a name on PATH or an absolute path, got {variable!r}")
     path = shutil.which(name, path=_absolute_path())
-    if path is None and chosen:
-        raise FileNotFoundError(f"there is no compiler {name!r} (from CC={chosen!r})")
+    if path is None and variable:
+        raise FileNotFoundError(f"there is no compiler {name!r} (from CC={variable!r})")
     return None if path is None else [path, *arguments]
 
 
 def find_cxx() -> str | None:
-    """The C++ compiler that `torch.compile` calls on the CPU: ``$CXX``, or the system's usual one. None if there is
-    none."""
+    """Find the C++ compiler that `torch.compile` calls on the CPU: ``$CXX``, or the system's usual one. None if there
+    is none."""
     usual = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
     return shutil.which(os.environ.get("CXX") or usual)
 
@@ -127,24 +127,24 @@ def _publish(result: Path, digest: str, library: Path) -> None:
 def _run(command: Sequence[str], folder: Path) -> None:
     """Run a compiler in a folder without files that it could use instead of its own parts and headers."""
     environment = {**os.environ, "PATH": _absolute_path(), "TMPDIR": str(folder)}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS
+    result = subprocess.run(
+        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_SECONDS
     )
-    if done.returncode:
-        said = (done.stderr or done.stdout).decode(errors="replace").strip()
-        raise RuntimeError(f"{shlex.join(command)} failed with status {done.returncode}: {said[:_LONGEST_MESSAGE]}")
+    if result.returncode:
+        output = (result.stderr or result.stdout).decode(errors="replace").strip()[:_MAX_MESSAGE_CHARACTERS]
+        raise RuntimeError(f"{shlex.join(command)} failed with status {result.returncode}: {output}")
 
 
 def _name(sources: Sequence[Path], command: Sequence[str]) -> str:
     compiler = os.stat(command[0])
     texts = [source.read_text(encoding="utf-8") for source in sources]
-    made_of = [*texts, *command, f"{compiler.st_size} {compiler.st_mtime_ns}", *processor()]
-    return hashlib.sha256("\n".join(made_of).encode(errors="surrogateescape")).hexdigest()[:32]
+    determinants = [*texts, *command, f"{compiler.st_size} {compiler.st_mtime_ns}", *processor()]
+    return hashlib.sha256("\n".join(determinants).encode(errors="surrogateescape")).hexdigest()[:32]
 
 
 def processor() -> list[str]:
-    """This machine's processor and its features: code compiled for it may not run on another. Where the system does not
-    list the features, the machine's name: another machine compiles its own."""
+    """Describe this machine's processor and its features: code compiled for it may not run on another. Where the system
+    does not list the features, the machine's name stands for them: another machine compiles its own."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:  # only Linux has it

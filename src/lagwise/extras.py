@@ -15,10 +15,11 @@ EXTRAS = {
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "chip": ("onnx", "onnxscript", "onnxruntime", "emx_onnx_cgen"),
     "executorch": ("executorch",),
+    "titan": ("torchtitan", "accelerate"),
     "serve": ("fastapi", "uvicorn", "jinja2", "openai"),
 }
 PACKAGES = {"sklearn": "scikit-learn", "PIL": "pillow", "emx_onnx_cgen": "emx-onnx-cgen"}
-_OPTIONAL = ("tensorboardX",)  # used if it is there
+_OPTIONAL = ("tensorboardX",)  # used if installed
 
 
 def install(extra: str) -> str:
@@ -27,7 +28,7 @@ def install(extra: str) -> str:
 
 
 def require(extra: str, what: str, *modules: str) -> None:
-    """ImportError, before long work starts, if one of these modules is missing, by default any of an extra's.
+    """Raise ImportError, before long work starts, if one of these modules is missing, by default any of an extra's.
 
     what: The feature that needs them, as the subject of the message.
     """
@@ -40,8 +41,8 @@ def require(extra: str, what: str, *modules: str) -> None:
 def explained(error: ModuleNotFoundError, extra: str | None = None) -> ImportError:
     """Complete an error by the extra that has the missing module, if any: ``extra``, or else the first."""
     name = (error.name or "").partition(".")[0]
-    having = [each for each, modules in EXTRAS.items() if name in modules]
-    if not having:
+    candidates = [each for each, modules in EXTRAS.items() if name in modules]
+    if not candidates:
         return error
-    chosen = extra if extra in having else having[0]
-    return ImportError(f"{PACKAGES.get(name, name)} is missing: {install(chosen)}", name=name)
+    suggested = extra if extra in candidates else candidates[0]
+    return ImportError(f"{PACKAGES.get(name, name)} is missing: {install(suggested)}", name=name)

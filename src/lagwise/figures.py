@@ -1,4 +1,4 @@
-"""The setup that all figures share."""
+"""Shared setup of all figures."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def panels(count: int, *, height: float) -> tuple[Figure, list[Axes]]:
     figure, grid = pyplot().subplots(
         rows, columns, figsize=(max(2.4 * columns, 4), height * rows), layout="constrained", squeeze=False
     )
-    drawn = list(grid.flat)
-    for axes in drawn[count:]:
+    axes_list = list(grid.flat)
+    for axes in axes_list[count:]:
         axes.axis("off")
-    return figure, drawn[:count]
+    return figure, axes_list[:count]
 
 
 def columns(points: Iterable[tuple[float, float]]) -> tuple[list[float], list[float]]:

@@ -16,10 +16,10 @@ from typing import Any
 
 LOCK = ".lock"
 PARTIAL = ".saving"  # prefix of unfinished files and folders; the next process removes them
-RECIPE_FILE = "recipe.yaml"  # of a run
-RUN_FILE = "run.json"  # of a run: its data's key and the versions of packages
+RECIPE_FILE = "recipe.yaml"  # in a run's folder
+RUN_FILE = "run.json"  # in a run's folder: the key of its data and the versions of packages
 TOKENIZER = "tokenizer"  # folder of a run, for its copy of the tokenizer
-_OF_RUNS = ({LOCK}, {RECIPE_FILE, RUN_FILE}, {"config.json", "model.safetensors"})
+_RUN_MARKERS = ({LOCK}, {RECIPE_FILE, RUN_FILE}, {"config.json", "model.safetensors"})
 
 
 @contextmanager
@@ -67,15 +67,15 @@ def remove_partial(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def is_unused(folder: Path, *ours: str) -> bool:
-    """Whether a folder is absent, or empty except for a lock, unfinished files, and the given names."""
+def is_unused(folder: Path, *ignored: str) -> bool:
+    """Whether a folder is absent, or empty except for a lock, unfinished files, and the ``ignored`` names."""
     if not folder.is_dir():
         return not folder.exists()
-    return all(path.name in (LOCK, *ours) or path.name.startswith(PARTIAL) for path in folder.iterdir())
+    return all(path.name in (LOCK, *ignored) or path.name.startswith(PARTIAL) for path in folder.iterdir())
 
 
 def check_unused(out: Path) -> None:
-    """FileExistsError if a run's folder is in use, and ValueError if it cannot be created."""
+    """Raise FileExistsError if a run's folder is in use, and ValueError if it cannot be created."""
     check_writable(out, "out")
     # A process that dies before writing the recipe leaves only these.
     if not is_unused(out, RUN_FILE, TOKENIZER):
@@ -96,12 +96,12 @@ def is_run(names: Collection[str]) -> bool:
     >>> is_run(["recipe.yaml", "run.json", "metrics.jsonl"]), is_run(["recipe.yaml", "soups.txt"])
     (True, False)
     """
-    return any(marks <= {*names} for marks in _OF_RUNS)
+    return any(marks <= {*names} for marks in _RUN_MARKERS)
 
 
 def check_writable(path: Path, argument: str) -> None:
-    """ValueError, naming the argument that gives the path, if no file or folder can be created there. It is tried,
-    because permissions say nothing about file systems that take no files."""
+    """Raise ValueError, naming the argument that gives the path, if no file or folder can be created there. One is
+    created to find out, because permissions say nothing about read-only file systems."""
     above = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     try:
         with _partial(above):
@@ -162,13 +162,13 @@ def saved_whole(folder: Path, what: str, *, last: str = "") -> Iterator[Path]:
 
 @contextmanager
 def _partial(folder: Path) -> Iterator[Path]:
-    """Make a hidden folder in another, and remove those that killed processes have left there: a living process holds
+    """Make a hidden folder in another, and remove those that killed processes have left there: a running process holds
     the lock of its own."""
     for left in folder.glob(f"{PARTIAL}-*"):
         with suppress(OSError), lock(left / LOCK):
             shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=f"{PARTIAL}-") as made, lock(Path(made, LOCK)):
-        partial = Path(made, "whole")
+    with tempfile.TemporaryDirectory(dir=folder, prefix=f"{PARTIAL}-") as hidden, lock(Path(hidden, LOCK)):
+        partial = Path(hidden, "whole")
         partial.mkdir()  # with the mode of any new folder
         yield partial
 
@@ -185,7 +185,7 @@ def of_library(error: Exception) -> bool:
 
 
 def file_digest(path: Path) -> bytes:
-    """The SHA-256 hash of a file's content, which is not held in memory."""
+    """Compute the SHA-256 hash of a file's content without loading it into memory."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
 

@@ -1,4 +1,4 @@
-"""The tables of parts, which other packages can extend."""
+"""Registries of classes and other entries, which other packages can extend."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 from lagwise.files import one_line
 
-#: What lagwise-papers has, the distribution in the folder `papers` of the repository, by the names that configurations,
-#: recipes and commands give.
+#: Contents of lagwise-papers, the distribution in the folder `papers` of the repository, by the names that
+#: configurations, recipes and commands give.
 IN_PAPERS = frozenset(
     (
         *("hyena", "linear_attention", "lru", "s5", "gss", "flash", "gmlp", "synthesizer", "long_short"),
@@ -36,72 +36,72 @@ def elsewhere(name: Any) -> str | None:
     return f"{name!r} is in lagwise-papers, which is not installed: pip install ./papers, in a clone of lagwise"
 
 
-class Parts(MutableMapping[str, Any]):
-    """Parts, mostly classes, by the names that configurations give them.
+class Registry(MutableMapping[str, Any]):
+    """Registry of entries, mostly classes, by the names that configurations give them.
 
-    Those that packages declare as entry points are loaded at their first use, so that a package may import lagwise
-    before it is complete itself. One that cannot be loaded is named in a warning, and the others still work.
+    An entry that a package declares as an entry point is loaded at its first use, so that a package may import lagwise
+    before it is complete itself. If it cannot be loaded, a warning names it, and the other entries still work.
 
     Args:
-        what: What they are, for messages.
-        base: Their base class; None for parts that are no classes.
+        what: Noun for an entry in messages.
+        base: Base class of the entries; None if they are no classes.
         group: The group of entry points.
-        own: lagwise's own parts.
+        builtin: Entries of lagwise itself.
     """
 
-    def __init__(self, what: str, base: type | None, group: str, own: Mapping[str, Any]):
+    def __init__(self, what: str, base: type | None, group: str, builtin: Mapping[str, Any]):
         self._what, self._base, self._group = what, base, group
-        self._parts: dict[str, Any] = dict(own)
-        self._own = frozenset(self._parts)
+        self._entries: dict[str, Any] = dict(builtin)
+        self._builtin = frozenset(self._entries)
         self._searched = False
 
-    def register(self, name: str, part: Any) -> None:
-        """Put a part into the table. ValueError for one of lagwise's own names, TypeError for anything that is not a
-        subclass of the base class."""
+    def register(self, name: str, entry: Any) -> None:
+        """Add an entry. ValueError for one of lagwise's own names, TypeError for anything that is not a subclass of the
+        base class."""
         self._check_name(name)
-        if self._base is not None and not (isinstance(part, type) and issubclass(part, self._base)):
+        if self._base is not None and not (isinstance(entry, type) and issubclass(entry, self._base)):
             base = f"{self._base.__module__}.{self._base.__name__}"
-            raise TypeError(f"{self._what} {name!r} must be a subclass of {base}, got {part!r}")
-        self._parts[name] = part
+            raise TypeError(f"{self._what} {name!r} must be a subclass of {base}, got {entry!r}")
+        self._entries[name] = entry
 
     def _check_name(self, name: str) -> None:
-        if name in self._own:
+        if name in self._builtin:
             raise ValueError(f"lagwise has a {self._what} {name!r} itself; choose another name")
 
     def _search(self) -> None:
-        """Enter the entry points of installed packages, once, and not before a name is asked for that is unknown."""
+        """Add the entry points of installed packages, once, and not before an unknown name is looked up."""
         if self._searched:
             return
         self._searched = True
         for point in entry_points(group=self._group):
             try:
                 self._check_name(point.name)
-                self._parts.setdefault(point.name, point)
+                self._entries.setdefault(point.name, point)
             except ValueError as error:
                 _warn(self._what, point, error)
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self._parts:
+        if name not in self._entries:
             self._search()
-        part = self._parts[name]
-        if not isinstance(part, EntryPoint):
-            return part
+        entry = self._entries[name]
+        if not isinstance(entry, EntryPoint):
+            return entry
         try:
-            self.register(name, part.load())
+            self.register(name, entry.load())
         except Exception as error:
-            _warn(self._what, part, error)
-            del self._parts[name]
-        return self._parts[name]
+            _warn(self._what, entry, error)
+            del self._entries[name]
+        return self._entries[name]
 
-    def __setitem__(self, name: str, part: Any) -> None:
-        self._parts[name] = part
+    def __setitem__(self, name: str, entry: Any) -> None:
+        self._entries[name] = entry
 
     def __delitem__(self, name: str) -> None:
-        del self._parts[name]
+        del self._entries[name]
 
     def __iter__(self) -> Iterator[str]:
         self._search()
-        return (name for name in list(self._parts) if name in self)
+        return (name for name in list(self._entries) if name in self)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

@@ -14,7 +14,7 @@ LINE_SECONDS = 10.0
 
 
 def progress_bar(iterable: Iterable[Any] | None = None, *, show: bool, **options: Any) -> Any:
-    """A tqdm bar on standard error, over an iterable or for ``update``; without ``show``, one that prints nothing.
+    """Make a tqdm bar on standard error, over an iterable or for ``update``; without ``show``, it prints nothing.
 
     If standard error is neither a terminal nor a notebook's, it writes a line at most every 10 seconds, and one at the
     end. options: tqdm's ``desc``, ``total``, ``initial``, ``unit`` and ``unit_scale``.

@@ -135,8 +135,15 @@ def known(name: Any, names: Any, what: str) -> Any:
     raise ValueError(f"unknown {what}: {shown(name)}{hint} (known: {listed})")
 
 
+def refuse(*checks: tuple[Any, str]) -> None:
+    """Raise a ValueError with the message of the first check whose condition holds."""
+    for holds, message in checks:
+        if holds:
+            raise ValueError(message)
+
+
 def nearest(name: str, names: Sequence[str]) -> str | None:
-    """Guess the name that was meant: a close one, or one that begins alike. None is better than a misleading one."""
+    """Guess the intended name: a close one, or one that begins alike. None is better than a misleading one."""
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
     same = {each: len(os.path.commonprefix((each, name))) for each in names if len(name) > 2}  # noqa: RUF071
     begun = [each for each, count in same.items() if count >= max(2, 2 / 3 * min(len(each), len(name)))]
@@ -144,7 +151,7 @@ def nearest(name: str, names: Sequence[str]) -> str | None:
 
 
 def counted(count: int, what: str) -> str:
-    """Write a number of things, such as ``1 row`` and ``2 rows``."""
+    """Write a count with its noun, such as ``1 row`` and ``2 rows``."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
@@ -168,7 +175,7 @@ def typed(kind: Any, value: Any, where: str, *, max: int = 2**63 - 1) -> Any:
         return _adapter(kind, max).validate_python(value)
     except ValidationError as error:
         first = min(error.errors(include_url=False), key=lambda each: -len(each["loc"]))  # the innermost
-    path = first["loc"][_is_union(kind) :]  # without the member of the union
+    path = first["loc"][_is_union(kind) :]  # drop the union's member, which pydantic prepends
     if _is_union(kind) and not path:
         kinds = " or ".join(_KINDS[(typing.get_origin(each) or each).__name__] for each in members)
         raise ValueError(f"{where} must be {kinds}, got {shown(value)}")
@@ -184,8 +191,9 @@ def _strict(kind: Any, max: int) -> Any:
     """Make an annotation strict, as pydantic checks it in a recipe."""
     plain = {int: Annotated[int, Strict(), Field(ge=-max, le=max)], float: Number, bool: Switch}
     if typing.get_origin(kind) is Annotated:
-        plain_kind, *own = typing.get_args(kind)
-        return Annotated[plain_kind, Field(le=max), *own] if plain_kind is int else kind  # a limit of its own counts
+        plain_kind, *constraints = typing.get_args(kind)
+        # The annotation's own limit comes last and overrides ``max``.
+        return Annotated[plain_kind, Field(le=max), *constraints] if plain_kind is int else kind
     inner = [_strict(each, max) for each in typing.get_args(kind)]
     if typing.get_origin(kind) in (list, tuple, Sequence):
         return list[inner[0]]

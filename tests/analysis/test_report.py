@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lagwise.analysis.recorded import training_command
-from lagwise.analysis.report import plot_run
+from lagwise.analysis.report import plot_run, training_command
 from lagwise.figures import close, inline_svg
 from lagwise.runs import evaluate_run
-from lagwise.tasks.classification_results import worst_rows
 from lagwise.tasks.figures import confusion_matrix, image_gallery
+from lagwise.tasks.labelled import worst_rows
 from lagwise.training import load_recipe, train
 
 ODD = 'a_<b> & "c" $d_$'  # a folder's name

@@ -42,7 +42,7 @@ def test_a_kernel_is_converted_refused_or_streamed_as_it_is(
     config = LagwiseConfig(vocab_size=256, hidden_size=4, num_hidden_layers=1, block=block)
     LagwiseForCausalLM(config).save_pretrained(tmp_path)
     load_tokenizer("bytes").save_pretrained(tmp_path)
-    row = script.found(tmp_path, 1e-3)
+    row = script.measured(tmp_path, 1e-3)
     assert row["streaming_error"] < 1e-4
     assert row["tokens_per_second"]["before"] > 0
     (layer,) = row.get("layers", [{}])

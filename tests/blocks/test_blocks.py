@@ -75,29 +75,19 @@ def test_structures_of_table_7(options: dict) -> None:
     assert isinstance(block.token_mixer, GTU if options["token_mixer"]["name"] == "gtu" else AttentionMixer)
 
 
+MEGA = {"name": "mega", "query_size": 4, "chunk": 7}
+GLU_WITHOUT_BIAS = {"name": "glu", "bias": False}
 EVERY_BLOCK: dict[str, dict[str, Any]] = {
     **{name: {"name": "prenorm", **options} for name, options in TABLE_7.items()},
     "EMA-MLP": {"name": "prenorm", "token_mixer": {"name": "ema"}, "channel_mixer": {"name": "mlp"}},
     "TCN-MLP": {"name": "prenorm", "token_mixer": TCN, "channel_mixer": {"name": "mlp"}},
-    "MEGA": {"name": "mega", "query_size": 4, "chunk": 7},
-    "MEGA, Laplace, simple bias": {
-        "name": "mega",
-        "query_size": 4,
-        "chunk": 7,
-        "function": "laplace",
-        "position": "simple",
-    },
-    "TCNCA": {"name": "mega", "memory": TCN, "query_size": 4, "chunk": 7, "value_size": 5, "norm": "rms"},
-    "MEGA with its other norm": {"name": "mega", "query_size": 4, "chunk": 7, "norm": "scale", "activation": "gelu"},
-    "MEGA with a TNO": {"name": "mega", "memory": {"name": "toeplitz", "kernel": KERNEL}, "query_size": 4, "chunk": 7},
-    "Megalodon": {"name": "megalodon", "query_size": 4, "chunk": 7, "heads": 2, "groups": 3},
-    "Megalodon with SwiGLU": {
-        "name": "megalodon",
-        "query_size": 4,
-        "value_size": 5,
-        "chunk": 7,
-        "channel_mixer": {"name": "glu", "bias": False},
-    },
+    "MEGA": MEGA,
+    "MEGA, Laplace, simple bias": {**MEGA, "function": "laplace", "position": "simple"},
+    "TCNCA": {**MEGA, "memory": TCN, "value_size": 5, "norm": "rms"},
+    "MEGA with its other norm": {**MEGA, "norm": "scale", "activation": "gelu"},
+    "MEGA with a TNO": {**MEGA, "memory": {"name": "toeplitz", "kernel": KERNEL}},
+    "Megalodon": {**MEGA, "name": "megalodon", "heads": 2, "groups": 3},
+    "Megalodon with SwiGLU": {**MEGA, "name": "megalodon", "value_size": 5, "channel_mixer": GLU_WITHOUT_BIAS},
     "TCNCA-simple": {
         "name": "chain",
         "blocks": [
@@ -112,14 +102,7 @@ EVERY_BLOCK: dict[str, dict[str, Any]] = {
 }
 CAUSAL_BLOCKS: dict[str, dict[str, Any]] = {
     **EVERY_BLOCK,
-    "Megalodon with Gecko's norm and chunks": {
-        "name": "megalodon",
-        "query_size": 4,
-        "chunk": 7,
-        "groups": 2,
-        "norm_decay": [0.6, 0.9],
-        "sliding": True,
-    },
+    "Gecko": {**MEGA, "name": "megalodon", "groups": 2, "norm_decay": [0.6, 0.9], "sliding": True},
 }
 every_block = diagonal("spec", EVERY_BLOCK.values())
 every_causal_block = diagonal("spec", CAUSAL_BLOCKS.values())

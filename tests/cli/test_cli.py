@@ -146,6 +146,7 @@ class TestGenerate:
             assert "aaa" not in result.stdout
 
 
+@pytest.mark.slow
 def test_a_converted_run_streams_in_constant_memory(tiny_recipe: Recipe, tmp_path: Path) -> None:
     recipe, trained, out = tmp_path / "mine.yaml", tmp_path / "run", tmp_path / "converted"
     recipe.write_text(tiny_recipe.to_yaml())

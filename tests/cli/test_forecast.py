@@ -44,12 +44,12 @@ def test_forecasts_with_intervals_and_a_plot(data: Path) -> None:
         "24 rows of 2 series",
     ):
         assert words in result.output
-    made = pd.read_csv(out, parse_dates=["date"], index_col="date")
-    assert list(made) == ["load", "load_lower", "load_upper", "price", "price_lower", "price_upper"]
-    assert list(made.index) == list(pd.date_range("2024-01-13 12:00", periods=24, freq="h"))
+    forecast = pd.read_csv(out, parse_dates=["date"], index_col="date")
+    assert list(forecast) == ["load", "load_lower", "load_upper", "price", "price_lower", "price_upper"]
+    assert list(forecast.index) == list(pd.date_range("2024-01-13 12:00", periods=24, freq="h"))
     true = np.sin(np.arange(300, 324) * 2 * np.pi / 24)
-    assert np.abs(made["load"] - true).max() < 0.3
-    assert np.mean((made["load_lower"] < true) & (true < made["load_upper"])) > 0.8
+    assert np.abs(forecast["load"] - true).max() < 0.3
+    assert np.mean((forecast["load_lower"] < true) & (true < forecast["load_upper"])) > 0.8
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -90,11 +90,11 @@ def test_long_tables(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.exit_code == 0, result.output
     assert "note: series are told apart by 'site'; the column to forecast is 'price'" in result.output
     assert "48 rows of 2 series" in result.output
-    made = pd.read_csv("long-forecast.csv")
-    assert list(made) == ["site", "date", "price", "price_lower", "price_upper"]
+    forecast = pd.read_csv("long-forecast.csv")
+    assert list(forecast) == ["site", "date", "price", "price_lower", "price_upper"]
     true = 3 * np.sin(np.arange(300, 324) * 2 * np.pi / 24) + 7
-    assert np.abs(made["price"] - np.concatenate([true, true / 9])).max() < 1
-    assert (made["price_lower"] < made["price"]).all()
+    assert np.abs(forecast["price"] - np.concatenate([true, true / 9])).max() < 1
+    assert (forecast["price_lower"] < forecast["price"]).all()
     assert Path("long-forecast.png").is_file()
     more = ["--id", "site", "--columns", "price"]
     result = runner.invoke(app, ["forecast", "--data", "long.csv", "--horizon", "24", *more])
@@ -141,8 +141,8 @@ def test_every_series_has_a_panel(data: Path, count: int) -> None:
     times = pd.date_range("2024-01-01", periods=40, freq="h")
     history = pd.DataFrame({f"s{i}": np.arange(40.0) for i in range(count)}, index=times)
     history.iloc[-1, 0] = np.nan
-    made = np.zeros((3, count))
-    figure = forecast_figure(history, times[-1] + pd.to_timedelta([1, 2, 3], unit="h"), made, (made, made), 0.9)
+    values = np.zeros((3, count))
+    figure = forecast_figure(history, times[-1] + pd.to_timedelta([1, 2, 3], unit="h"), values, (values, values), 0.9)
     drawn = [axes for axes in figure.axes if axes.get_title(loc="left")]
     assert len(drawn) == count
     assert len({axes.get_position().x0 for axes in drawn}) == (1 if count <= 4 else 2)
@@ -183,4 +183,4 @@ def test_a_folder_that_cannot_be_written_fails_first(data: Path, monkeypatch: py
     monkeypatch.setattr("lagwise.forecasting.choose_forecaster", lambda *_, **__: pytest.fail("fitted"), raising=False)
     result = runner.invoke(app, ["forecast", "--data", str(data), "--horizon", "2", "--out", "/proc/x.csv"])
     assert result.exit_code != 0
-    assert "cannot be written" in result.output
+    assert "not a folder that can be written to" in str(result.exception)

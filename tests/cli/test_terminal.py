@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import sys
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from lagwise.cli.tables import print_conversion
+from lagwise.cli.main import app
 from lagwise.cli.terminal import plain, print_table, write
 
 HEAD = ("length", "method", "milliseconds", "quartiles", "times ours", "step memory")
@@ -55,12 +57,12 @@ def test_cells_stay_in_their_columns(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out == "\nT\nname\na b[2Jc  1mx\n           é\n"
 
 
-def test_paths_are_printed_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
+def test_paths_are_printed_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some printers interpret square brackets as markup."""
     speeds = {"before": 1.0, "after": 2.0}
     result = {"modes": 1, "tolerance": 0.1, "layers": [], "tokens_per_second": speeds, "out": "runs/[/x][bold]y"}
-    print_conversion(result)
-    assert "Written: runs/[/x][bold]y\n" in capsys.readouterr().out
+    monkeypatch.setattr("lagwise.runs.convert.convert_run", lambda *_, **__: result)
+    assert "Written: runs/[/x][bold]y\n" in CliRunner().invoke(app, ["convert", str(tmp_path)]).output
 
 
 def test_escape_sequences_do_not_reach_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

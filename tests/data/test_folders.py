@@ -12,7 +12,7 @@ from PIL import Image
 from scipy.io import wavfile
 
 from lagwise.data import RowSource, open_rows, open_source, prepare_labelled
-from lagwise.data.folders import split_word
+from lagwise.data.find import split_word
 from lagwise.data.image_files import open_images, prepare_images
 
 

@@ -176,7 +176,7 @@ class TestWrongData:
             (lambda i, y: {"image": np.concatenate([i, i], axis=3), "label": y}, "1 or 3"),
             (lambda i, y: {"image": i, "label": y[:-1]}, "12 images and 11 labels"),
             (lambda i, y: {"image": i, "other": i, "label": y}, "more than one array"),
-            (lambda i, y: {"label": y}, "no array of images"),
+            (lambda i, y: {"label": y}, "must be an array .* got none"),
             (lambda i, y: {"image": i}, "has no labels"),
             (lambda i, y: {"x_test": i, "y_test": y}, "no images to train on, only test"),
         ],

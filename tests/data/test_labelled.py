@@ -76,25 +76,25 @@ class TestText:
         assert row["input_ids"] == [*row["input_ids"][:1] * 4, 256, *b"zzzz"]
         assert row["token_type_ids"] == [0] * 5 + [1] * 4
         assert sum(data.cut.values()) == 10
-        encoded = data.encode([{"a": "", "b": "1234567890"}, {"a": "1234567890", "b": "12"}, {"a": "12", "b": "3"}])
+        encoded = data.encoder([{"a": "", "b": "1234567890"}, {"a": "1234567890", "b": "12"}, {"a": "12", "b": "3"}])
         assert encoded["input_ids"][:] == [[256, *b"12345678"], [*b"123456", 256, *b"12"], [*b"12", 256, *b"3"]]
         assert encoded["length"][:] == [9, 9, 4]
 
     def test_encoding_at_prediction(self, source: str) -> None:
         data = prepare(source, length=5)
-        encoded = data.encode(iter([{"text": "größe", "other": 1}, {"text": ""}, {"text": None}]))
+        encoded = data.encoder(iter([{"text": "größe", "other": 1}, {"text": ""}, {"text": None}]))
         assert encoded["input_ids"][:] == [list("größe".encode())[:5], [256], [256]]
         assert set(encoded.column_names) == {"input_ids", "length"}
-        assert len(data.encode([])) == 0
-        assert data.encode(open_rows(source).read()["train"])["length"][:] == [5] * 30
+        assert len(data.encoder([])) == 0
+        assert data.encoder(open_rows(source).read()["train"])["length"][:] == [5] * 30
         with pytest.raises(ValueError, match=r"row 2 has no 'text' \(it has txt\)"):
-            data.encode([{"text": "a"}, {"txt": "a"}])
+            data.encoder([{"text": "a"}, {"txt": "a"}])
         with pytest.raises(ValueError, match="row 1: 'text' must be text, got int"):
-            data.encode([{"text": 5}])
+            data.encoder([{"text": 5}])
         with pytest.raises(ValueError, match="'text' must be text, got int64"):
-            data.encode(datasets.Dataset.from_dict({"text": [5]}))
+            data.encoder(datasets.Dataset.from_dict({"text": [5]}))
         with pytest.raises(ValueError, match=r"the rows have no 'text' \(they have txt\)"):
-            data.encode(datasets.Dataset.from_dict({"txt": ["a"]}))
+            data.encoder(datasets.Dataset.from_dict({"txt": ["a"]}))
 
 
 class TestSeries:
@@ -112,9 +112,9 @@ class TestSeries:
             for row in rows:
                 number = int(row["label"] * 4)
                 assert row["input_values"] == [[number, 0.5]] * min(2, 1 + number % 3)
-        assert data.encode([{"input_values": np.ones((5, 2))}])["input_values"][0] == [[1, 1], [1, 1]]
+        assert data.encoder([{"input_values": np.ones((5, 2))}])["input_values"][0] == [[1, 1], [1, 1]]
         table = open_rows(str(tmp_path / "a.jsonl")).read()["train"]
-        assert data.encode(table).to_dict() == data.encode(self.rows()).to_dict()
+        assert data.encoder(table).to_dict() == data.encoder(self.rows()).to_dict()
 
     def test_a_list_of_numbers_is_one_feature(self, tmp_path: Path) -> None:
         np.savez(tmp_path / "a.npz", x=np.arange(60, dtype=np.float64).reshape(20, 3), label=np.arange(20) % 2)
@@ -122,7 +122,7 @@ class TestSeries:
         assert data.features == 1
         values = np.array([v for rows in data.splits.values() for v in rows["input_values"]])
         assert sorted(values.ravel()) == list(range(60))
-        assert data.encode([{"x": [1, 2]}])["input_values"][0] == [[1], [2]]
+        assert data.encoder([{"x": [1, 2]}])["input_values"][0] == [[1], [2]]
 
     @pytest.mark.parametrize(
         ("values", "message"),
@@ -131,7 +131,7 @@ class TestSeries:
             ([[None, None]] * 2, "row 1 .* all its samples are missing"),
             ([], "row 1 .* it is empty"),
             (None, "row 1 .* it is empty"),
-            ([[1.0]], "'input_values' of row 2 has 2 features, those before it 1"),
+            ([[1.0]], "'input_values' of row 2 .* it has 2 features, not 1 as other series"),
             ([[1.0], [1.0, 2.0]], "row 1 .* its vectors have 1 to 2 numbers"),
         ],
     )
@@ -143,11 +143,11 @@ class TestSeries:
         data = prepare(write(tmp_path / "a.jsonl", self.rows()), inputs="values")
         for value, message in (
             ([[1.0, float("inf")]], "row 2 is not a series of finite numbers"),
-            ([[1.0]], "row 2 has 1 features, but .* 2"),
+            ([[1.0]], "row 2 .* it has 1 features, not 2 as other series"),
             ("text", "row 2: 'input_values' is not a series of numbers"),
         ):
             with pytest.raises(ValueError, match=message):
-                data.encode([{"input_values": [[1.0, 1.0]]}, {"input_values": value}])
+                data.encoder([{"input_values": [[1.0, 1.0]]}, {"input_values": value}])
 
     def test_text_is_not_a_series(self, tmp_path: Path) -> None:
         rows = [{"input_values": "text", "label": i} for i in range(9)]
@@ -173,7 +173,7 @@ class TestSplits:
         assert "2 rows of test have no label and are left out" in data.notes
         assert "test has no row of 'good'" in data.describe().splitlines()
         assert data.splits["test"]["label"][:] == [0]
-        assert data.encode([{"text": "!"}])["input_ids"][0] == data.splits["test"]["input_ids"][0]
+        assert data.encoder([{"text": "!"}])["input_ids"][0] == data.splits["test"]["input_ids"][0]
 
     def test_columns_must_be_in_every_split(self, tmp_path: Path) -> None:
         folder = self.folder(tmp_path, train=reviews(), test=[{"content": "a", "label": "bad"}])
@@ -368,7 +368,7 @@ def test_separate_texts_each_have_half_of_the_length(tmp_path: Path) -> None:
         assert data.key != joined.key
         assert all(row[:4] == row[:1] * 4 and row[4:] == [*b"zzzz"] for row in data.splits["train"]["input_ids"])
         assert sum(data.cut.values()) == 10
-        encoded = data.encode([{"a": "", "b": "1234567"}, rows[0]])
+        encoded = data.encoder([{"a": "", "b": "1234567"}, rows[0]])
         assert encoded["input_ids"][:] == [[256, *b"1234"], [*b"0000zzzz"]]
         assert encoded["token_type_ids"][:] == [[0] + [1] * 4, [0] * 4 + [1] * 4]
     with pytest.raises(ValueError, match=r"`separate` is for a pair of texts, got text 'a'"):

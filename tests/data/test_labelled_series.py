@@ -101,7 +101,7 @@ def test_events_are_single_samples(tmp_path: Path) -> None:
         ({"label": ["a"] * 22}, "row 2: it has 22 labels and 21 samples"),
         ({"input_values": [[float("inf"), 1]] * 21}, "row 2 is not a series .*inf at position 0 and 20 more"),
         ({"input_values": [[float("nan")] * 2] * 21}, "row 2 is not a series .*all its samples are missing"),
-        ({"input_values": [[1]] * 21}, "row 2 has 1 features, those before it 2"),
+        ({"input_values": [[1]] * 21}, "row 2 .* it has 1 features, not 2 as other series"),
         ({"input_values": []}, "row 2.*empty"),
     ],
 )

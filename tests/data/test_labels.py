@@ -89,17 +89,17 @@ class TestLabels:
 
 
 def test_classes_that_look_like_several_labels_are_noted() -> None:
-    found = read_labels({"train": ["sun", "rain; sun", "rain"]}, "auto", str)
-    assert found.reason.endswith("; `kind=multi_label` reads 'rain; sun' as several labels")
+    labels = read_labels({"train": ["sun", "rain; sun", "rain"]}, "auto", str)
+    assert labels.reason.endswith("; `kind=multi_label` reads 'rain; sun' as several labels")
     assert read_labels({"train": ["sun", "Paris, France"]}, "auto", str).reason == "the labels are text"
     assert "multi_label" not in several_hint(["1,5", "1", "5"])
 
 
 def test_zeros_of_a_fraction_do_not_make_another_class() -> None:
     columns = {"train": ["0", "1", "0.0", "1.0", "-2.00"], "valid": ["0.0"], "test": ["1.00", "0"]}
-    found = read_labels(columns, "classification", lambda split, row: f"{split} {row}")
-    assert found.names == ("-2", "0", "1")
-    assert found.values == {"train": [1, 2, 1, 2, 0], "valid": [1], "test": [2, 1]}
+    labels = read_labels(columns, "classification", lambda split, row: f"{split} {row}")
+    assert labels.names == ("-2", "0", "1")
+    assert labels.values == {"train": [1, 2, 1, 2, 0], "valid": [1], "test": [2, 1]}
     assert known_labels([1, 2.0, "1", "2.0"], ("1.0", "2.0"), str) == [0, 1, 0, 1]  # written by an earlier version
 
 
@@ -115,9 +115,9 @@ def test_labels_that_look_the_same_are_one() -> None:
     """In another Unicode form, as macOS writes names of files, and with characters without a width."""
     spellings = ["caf\u00e9", "cafe\u0301", "caf\u00e9\u200b", "\ufeffcaf\u00e9"]
     cells = {"train": [*spellings, "tea"], "test": ["cafe\u0301", "tea"]}
-    found = read_labels(cells, "auto", lambda split, i: f"{split} {i}")
-    assert found.names == ("caf\u00e9", "tea")
-    assert found.values == {"train": [0, 0, 0, 0, 1], "test": [0, 1]}
+    labels = read_labels(cells, "auto", lambda split, i: f"{split} {i}")
+    assert labels.names == ("caf\u00e9", "tea")
+    assert labels.values == {"train": [0, 0, 0, 0, 1], "test": [0, 1]}
     assert known_labels(["caf\u00e9"], ["cafe\u0301", "tea"], str) == [0]  # a model that was trained before
 
 
@@ -155,26 +155,26 @@ def written(folder: Path, form: str) -> tuple[str, dict[str, Any]]:
 @pytest.mark.parametrize("form", ["lists", "parquet", "lists in text", "|", "; ", ",", "columns"])
 def test_every_form_is_read_alike(form: str, tmp_path: Path) -> None:
     name, options = written(tmp_path, form)
-    found = read_labelled(open_rows(name), ("text",), "label", **options)
-    assert found.kind == "multi_label"
-    assert found.label_names == NAMES
+    labelled = read_labelled(open_rows(name), ("text",), "label", **options)
+    assert labelled.kind == "multi_label"
+    assert labelled.label_names == NAMES
     marks = {}
-    for split, rows in found.splits.items():
+    for split, rows in labelled.splits.items():
         for text, own in zip(rows["text"], rows["__label__"], strict=True):
             marks[text] = own
         assert all(sum(column) for column in zip(*rows["__label__"], strict=True)), f"{split} lacks a label"
     assert [marks[f"{text} {i}"] for i, (text, _) in enumerate(ROWS)] == MARKS
-    assert sum(found.counts["train"].values()) == sum(map(sum, found.splits["train"]["__label__"]))
-    assert any("have none of the labels" in note for note in found.notes)
-    label = found.label
+    assert sum(labelled.counts["train"].values()) == sum(map(sum, labelled.splits["train"]["__label__"]))
+    assert any("have none of the labels" in note for note in labelled.notes)
+    label = labelled.label
     assert rows_to_score(open_rows(name), ("text",), label, NAMES, several=True)[1] == MARKS
 
 
 def test_columns_of_labels_keep_their_order(tmp_path: Path) -> None:
     name, _ = written(tmp_path, "columns")
-    found = read_labelled(open_rows(name), ("text",), ["new", "dull"])
-    assert found.label_names == ("new", "dull")
-    assert found.kind == "multi_label"
+    labelled = read_labelled(open_rows(name), ("text",), ["new", "dull"])
+    assert labelled.label_names == ("new", "dull")
+    assert labelled.kind == "multi_label"
     with pytest.raises(ValueError, match=r"no column 'label'.*'dull' and 'long', are labels with `kind=multi_label`"):
         read_labelled(open_rows(name), ("text",), "label")
     with pytest.raises(ValueError, match=r"2 columns, which are several labels per row, but `kind=regression`"):
@@ -201,8 +201,8 @@ def test_rows_without_labels_are_not_scored() -> None:
 
 def test_lists_in_text_are_lists(tmp_path: Path) -> None:
     name, _ = written(tmp_path, "lists in text")
-    found = read_labelled(open_rows(name), ("text",), "label")
-    assert (found.kind, found.label_names, found.reason) == ("multi_label", NAMES, "the labels are lists")
+    labelled = read_labelled(open_rows(name), ("text",), "label")
+    assert (labelled.kind, labelled.label_names, labelled.reason) == ("multi_label", NAMES, "the labels are lists")
     assert not has_lists(["[a]", "[b]"])  # names of classes
     assert not has_lists(["", None])
 
@@ -211,8 +211,8 @@ def test_lines_that_are_series_have_several_columns_of_labels(tmp_path: Path) ->
     lines = [f"{i % 2},{i}.5,{2 * i}.5,{i % 3 % 2}" for i in range(40)]
     (tmp_path / "series.csv").write_text("\n".join(["low,a,b,high", *lines]))
     source = open_series(str(tmp_path / "series.csv"), ["low", "high"])
-    found = read_labelled(source, ("input_values",), ["low", "high"], values=True)
-    assert (found.kind, found.label_names) == ("multi_label", ("low", "high"))
+    labelled = read_labelled(source, ("input_values",), ["low", "high"], values=True)
+    assert (labelled.kind, labelled.label_names) == ("multi_label", ("low", "high"))
     assert source.reading_options() == {"lines": True, "features": ["a", "b"]}
     with pytest.raises(ValueError, match=r"without those of labels or targets, 'low', 'high', got \['high'\]"):
         open_series(str(tmp_path / "series.csv"), ["low", "high"], features=["high"])
@@ -221,17 +221,17 @@ def test_lines_that_are_series_have_several_columns_of_labels(tmp_path: Path) ->
 def test_declared_names_of_lists_are_used() -> None:
     features = Features({"text": Value("string"), "label": Sequence(ClassLabel(names=["b", "a"]))})
     rows = Dataset.from_dict({"text": [f"t{i}" for i in range(40)], "label": [[0], [0, 1]] * 20}, features=features)
-    found = read_labelled(RowSource("rows", dataset={"train": rows}), ("text",), "label")
-    assert found.label_names == ("b", "a")
-    assert found.counts["train"]["b"] == len(found.splits["train"])
+    labelled = read_labelled(RowSource("rows", dataset={"train": rows}), ("text",), "label")
+    assert labelled.label_names == ("b", "a")
+    assert labelled.counts["train"]["b"] == len(labelled.splits["train"])
 
 
 def test_vectors_of_0_and_1_are_labels_by_number() -> None:
     cells = np.array([[1, 0, 1], [0, 0, 1], [1, 1, 0]]).tolist()
-    found = read_several({"train": cells}, where)
-    assert found.names == ("0", "1", "2")
-    assert found.values["train"] == cells
-    assert known_several([[0, 1, 1], [0, 0, 0]], found.names, str) == [[0, 1, 1], [0, 0, 0]]
+    labels = read_several({"train": cells}, where)
+    assert labels.names == ("0", "1", "2")
+    assert labels.values["train"] == cells
+    assert known_several([[0, 1, 1], [0, 0, 0]], labels.names, str) == [[0, 1, 1], [0, 0, 0]]
     two = read_several({"train": [[0, 1], [1, 0]]}, where)  # of names, every row would have both
     assert (two.names, two.values["train"]) == (("0", "1"), [[0, 1], [1, 0]])
     single = read_several({"train": [[0], [1]]}, where)
@@ -291,7 +291,7 @@ def test_rows_are_divided_by_their_rarest_label() -> None:
 def test_too_few_rows_without_labels_are_trained(texts: list[str]) -> None:
     """One row, or many with the same text, cannot be in all three splits."""
     rows = Dataset.from_dict({"text": [*map(str, range(20)), *texts], "label": [[1]] * 20 + [[0]] * len(texts)})
-    found = split_rows({"train": rows}, "label", kinds=strata(rows["label"][:], 6))
-    assert {split: len(own) for split, own in found.items()} == {"train": 16 + len(texts), "valid": 2, "test": 2}
+    by_split = split_rows({"train": rows}, "label", kinds=strata(rows["label"][:], 6))
+    assert {split: len(own) for split, own in by_split.items()} == {"train": 16 + len(texts), "valid": 2, "test": 2}
     with pytest.raises(ValueError, match=r"1 of None"):
         split_rows({"train": Dataset.from_dict(rows[20:21])}, "label", kinds=[None])

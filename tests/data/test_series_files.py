@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from datasets import Dataset
 from scipy.io import wavfile
 
 from lagwise.data import open_rows, open_series, prepare_labelled
@@ -188,7 +189,7 @@ def test_lines_that_are_series_have_no_features_to_keep(tmp_path: Path) -> None:
     (tmp_path / "new" / "1.csv").write_text("x,y\n1,2\n3,4\n")
     other = open_series(str(tmp_path / "new"), "label", **source.reading_options())
     assert other.read()["train"].to_dict() == {"input_values": [[1, 2], [3, 4]]}
-    assert not other.has_classes_of_folders("label")
+    assert other.folder_label is None
 
 
 def test_features_of_other_files_are_an_error(tmp_path: Path) -> None:
@@ -328,6 +329,12 @@ def test_a_table_of_series_without_the_column_of_labels_is_told_how_to_name_it(t
     source = open_series(str(folder / "a.csv"), ["load", "long"])
     with pytest.raises(ValueError, match=r"has no column 'load'; name the right one with `label=COLUMN`"):
         read_labelled(source, ("input_values",), ["load", "long"], values=True)
+
+
+def test_lists_in_a_data_set_may_have_times() -> None:
+    rows = Dataset.from_dict({"label": ["a"], "input_values": [[3.0, 4.0, 5.0]], "at": [[0, 2, 3]]})
+    found = open_series(rows, "label", time="at").read()["train"].to_dict()
+    assert found == {"label": ["a"], "input_values": [[[0, 3], [2, 4], [1, 5]]]}
 
 
 @pytest.mark.parametrize("table", ["metadata.csv", "labels.csv", "metadata.jsonl"])

@@ -21,9 +21,9 @@ from scipy.io import wavfile
 from typer.testing import CliRunner
 
 from lagwise.cli.main import app
+from lagwise.data import find as find_module
 from lagwise.data import load_tokenizer, open_rows, open_source, prepare_labelled, reading
-from lagwise.data import sources as sources_module
-from lagwise.data.sources import document_parts
+from lagwise.data.tokens import document_parts
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
 from lagwise.models.loading import save_tokenizer
 from lagwise.runs import evaluate_run
@@ -263,7 +263,7 @@ def test_a_training_and_an_evaluation_hash_each_file_of_the_data_once(
         file = tmp_path / "data" / ["high", "low"][i % 2] / f"{i}.wav"
         file.parent.mkdir(exist_ok=True, parents=True)
         wavfile.write(file, 8000, (9999 * np.sin(np.arange(64) * (0.2 + i % 2 + i / 999))).astype(np.int16))
-    monkeypatch.setattr(sources_module, "_SETTLED", -1)
+    monkeypatch.setattr(find_module, "_SETTLED", -1)
     hashed: Counter[str] = Counter()
     original = hashlib.file_digest
 
@@ -275,7 +275,7 @@ def test_a_training_and_an_evaluation_hash_each_file_of_the_data_once(
     recipe = load_recipe("signal", [f"data.source={tmp_path / 'data'}", "model=linear", "training.report_to=none"])
     train(recipe, tmp_path / "run", progress=False)
     assert hashed["data"] == 20
-    sources_module._digest.cache_clear()  # as in another process
+    find_module._digest.cache_clear()  # as in another process
     evaluate_run(tmp_path / "run", progress=False)
     assert hashed["data"] == 40
 

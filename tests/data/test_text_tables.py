@@ -15,8 +15,8 @@ import pytest
 
 from lagwise.data import open_rows, open_series, open_source
 from lagwise.data.numbers import decimal_separator, to_floats, with_points
-from lagwise.data.sample_times import read_times
-from lagwise.data.text_tables import TextTable, read_head, read_text_table
+from lagwise.data.reading import read_head, read_text_table
+from lagwise.data.text_tables import TextTable
 from lagwise.forecasting import read_series
 
 
@@ -278,6 +278,6 @@ def test_times_of_samples(cells: list[str], steps: list[float] | None) -> None:
     table = TextTable(Path("a.csv"), {"t": cells}, [*range(2, 2 + len(cells))], ";")
     if steps is None:
         with pytest.raises(ValueError, match=r"a\.csv.* `time` names a column of numbers, or of dates such as"):
-            read_times(table, "t")
+            table.times("t")
     else:
-        np.testing.assert_allclose(np.diff(read_times(table, "t")), steps)
+        np.testing.assert_allclose(np.diff(table.times("t")), steps)

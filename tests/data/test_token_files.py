@@ -17,7 +17,7 @@ import pytest
 from lagwise.data import TrainingWindows, load_tokenizer, open_source, prepare
 from lagwise.data import tokenizers as tokenizers_module
 from lagwise.data import tokens as tokens_module
-from lagwise.data.tokenizers import pieces
+from lagwise.data.tokenizers import split_text
 
 
 def killed_at(batch: int) -> Callable[..., list[np.ndarray]]:
@@ -45,25 +45,25 @@ class TestTokenFiles:
 
     def test_long_documents_are_encoded_in_pieces_without_loss(self) -> None:
         text = "\n\n".join(f"Paragraph {i}.\n  indented\n" for i in range(20000))
-        found = list(pieces(text, 1 << 16))
+        found = list(split_text(text, 1 << 16))
         assert len(found) > 5
         assert "".join(found) == text
-        assert max(map(len, pieces("x" * 200_000, 1000))) <= 2000
-        assert "".join(pieces("x" * 200_000, 1000)) == "x" * 200_000
+        assert max(map(len, split_text("x" * 200_000, 1000))) <= 2000
+        assert "".join(split_text("x" * 200_000, 1000)) == "x" * 200_000
 
     @pytest.mark.parametrize("space", [" ", "\n", "  ", " \n", "\n  ", "\t "])
     def test_encoding_in_pieces_keeps_words_whole(self, space: str) -> None:
         tokenizer = load_tokenizer("bytes").backend_tokenizer.pre_tokenizer
         text = space.join(["word", "it's", "x2", "...", "ü"] * 50)
         whole = [word for word, _ in tokenizer.pre_tokenize_str(text)]
-        cut = [[word for word, _ in tokenizer.pre_tokenize_str(piece)] for piece in pieces(text, 20)]
+        cut = [[word for word, _ in tokenizer.pre_tokenize_str(piece)] for piece in split_text(text, 20)]
         assert len(cut) > 20
         assert [word for piece in cut for word in piece] == whole
 
     def test_a_bpe_is_trained_on_parts_of_a_long_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The time grows with the square of a word's length: one of 300,000 letters would take over a minute."""
         most: list[int] = []
-        monkeypatch.setattr(tokenizers_module, "pieces", lambda text, n: most.append(n) or pieces(text, n))
+        monkeypatch.setattr(tokenizers_module, "split_text", lambda text, n: most.append(n) or split_text(text, n))
         text = "".join(random.Random(0).choices("abcdefgh", k=9000))
         tokenizer = load_tokenizer("bpe", vocab_size=400, texts=iter([text]))
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == text

@@ -130,10 +130,10 @@ def test_a_folder_of_another_program_is_scored_on_given_data(tmp_path: Path, tex
     load_tokenizer("bytes").save_pretrained(tmp_path / "model")
     with pytest.raises(ValueError, match="has no data of its own; give other data"):
         evaluate_run(tmp_path / "model", [32], progress=False)
-    found = evaluate_run(tmp_path / "model", [32], source=str(text_file), max_tokens=200, progress=False)
-    assert found["trained_at"] is None
-    assert 7 < found["test"][0]["bits_per_byte"] < 9  # a fresh model has 8, as all bytes are alike to it
-    (table,) = LanguageModelling(Recipe().data).tables(found)
+    scored = evaluate_run(tmp_path / "model", [32], source=str(text_file), max_tokens=200, progress=False)
+    assert scored["trained_at"] is None
+    assert 7 < scored["test"][0]["bits_per_byte"] < 9  # a fresh model has 8, as all bytes are alike to it
+    (table,) = LanguageModelling(Recipe().data).tables(scored)
     assert "trained at" not in table.title
 
 
@@ -141,8 +141,8 @@ def test_a_short_model_is_evaluated_at_its_limit(tiny_recipe: Recipe, tmp_path: 
     tiny_recipe.model["max_position_embeddings"] = 40
     run = train(tiny_recipe, tmp_path / "run", progress=False)
     assert [score["length"] for score in evaluate_run(run, progress=False)["test"]] == [40]
-    found = evaluate_run(run, [32, 64], progress=False)
-    assert ([score["length"] for score in found["test"]], found["left_out"]) == ([32], [64])
+    scored = evaluate_run(run, [32, 64], progress=False)
+    assert ([score["length"] for score in scored["test"]], scored["left_out"]) == ([32], [64])
     with pytest.raises(ValueError, match="give other `lengths`"):
         evaluate_run(run, [64], progress=False)
 
@@ -197,5 +197,5 @@ def test_a_score_is_that_of_the_models_logits(tiny_recipe: Recipe, transform: st
     model = LagwiseForCausalLM(LagwiseConfig(**tiny_recipe.model, head_transform=transform)).eval()
     ids = torch.randint(0, 256, (1, 30))
     expected = nn.functional.cross_entropy(model(ids[:, :-1]).logits[0].float(), ids[0, 1:], reduction="sum")
-    found = evaluate(model, ids[0].numpy(), 29, np.ones(258, dtype=np.int64))
-    assert found.nats == pytest.approx(expected.item(), rel=1e-5)
+    scored = evaluate(model, ids[0].numpy(), 29, np.ones(258, dtype=np.int64))
+    assert scored.nats == pytest.approx(expected.item(), rel=1e-5)

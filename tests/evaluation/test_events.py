@@ -38,10 +38,10 @@ def test_an_event_over_several_steps_is_found_once_with_its_most_likely_class() 
     p[10:13, 1], p[10:13, 2] = (0.1, 0.3, 0.1), (0.15, 0.2, 0.1)
     p[25, 2] = 0.4
     p[:, 0] = 1 - p.sum(1)
-    found = find_events(p, 4)
-    assert found.steps.tolist() == [10]
-    assert found.classes.tolist() == [1]
-    assert found.scores[0] == pytest.approx(0.95)
+    detected = find_events(p, 4)
+    assert detected.steps.tolist() == [10]
+    assert detected.classes.tolist() == [1]
+    assert detected.scores[0] == pytest.approx(0.95)
     assert find_events(p, 4, threshold=0.3).classes.tolist() == [1, 2]
 
 
@@ -58,7 +58,7 @@ def test_streaming_finds_the_same_events_within_the_stated_delay(tolerance: int,
     p, random, stream = probabilities(400, seed=seed), np.random.default_rng(seed), EventStream(tolerance, 0.3)
     padded = np.concatenate([p, np.tile([[1.0, 0, 0, 0]], (20, 1))])
     offline = find_events(padded, tolerance, 0.3)
-    found, start = [], 0
+    streamed, start = [], 0
     while start < len(padded):
         size = int(random.integers(0, 12))
         events = stream.push(padded[start : start + size])
@@ -66,8 +66,8 @@ def test_streaming_finds_the_same_events_within_the_stated_delay(tolerance: int,
         assert all(step >= start - size - lookahead(tolerance) - 1 for step in events.steps)
         assert stream._recent is not None
         assert len(stream._recent) <= 2 * lookahead(tolerance) + 12
-        found += zip(*(each.tolist() for each in events), strict=True)
-    assert found == list(zip(*(each.tolist() for each in offline), strict=True))
+        streamed += zip(*(each.tolist() for each in events), strict=True)
+    assert streamed == list(zip(*(each.tolist() for each in offline), strict=True))
 
 
 @pytest.mark.parametrize("tolerance", [0, 1, 4, 7])
@@ -103,16 +103,16 @@ def test_a_true_event_is_reported_within_the_stated_samples(stride: int, toleran
 
 
 def test_matches_are_the_closest_pairs_within_the_tolerance() -> None:
-    found, true = np.array([10, 14, 50, 90]), np.array([12, 15, 47, 70])
-    assert match_events(found, true, 3).tolist() == [0, 1, 2, -1]
-    assert match_events(found, true, 0.5).tolist() == [-1, -1, -1, -1]
-    assert match_events(found[:0], true, 3).tolist() == [-1] * 4
+    detected, true = np.array([10, 14, 50, 90]), np.array([12, 15, 47, 70])
+    assert match_events(detected, true, 3).tolist() == [0, 1, 2, -1]
+    assert match_events(detected, true, 0.5).tolist() == [-1, -1, -1, -1]
+    assert match_events(detected[:0], true, 3).tolist() == [-1] * 4
 
 
 def test_missed_and_false_events_count_as_errors() -> None:
-    found, classes = np.array([10, 30, 52, 80]), np.array([1, 1, 2, 2])
+    detected, classes = np.array([10, 30, 52, 80]), np.array([1, 1, 2, 2])
     true, labels = np.array([11, 50, 60, 81]), np.array([1, 2, 2, 1])
-    pairs = paired_classes(found, classes, true, labels, 5)
+    pairs = paired_classes(detected, classes, true, labels, 5)
     assert sorted(zip(*(each.tolist() for each in pairs), strict=True)) == [(0, 2), (1, 0), (1, 1), (2, 1), (2, 2)]
     scores, details = event_scores(*pairs, ("none", "a", "b"))
     assert scores == pytest.approx({"accuracy": 0.5, "macro_f1": 0.5, "found": 0.75, "precision": 0.75})

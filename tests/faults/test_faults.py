@@ -175,10 +175,8 @@ def faults(request: pytest.FixtureRequest, server: Any, files: Path, tmp_path: P
     return Faults(server, request.param, files, tmp_path)
 
 
-USUAL = (pytest.param("train", marks=pytest.mark.slow), "import")
-
-
-@pytest.mark.parametrize("faults", USUAL, indirect=True)
+@pytest.mark.slow
+@pytest.mark.parametrize("faults", ["train", "import"], indirect=True)
 def test_a_fault_at_some_calls(faults: Faults) -> None:
     numbers = random.Random(faults.name).sample(range(1, faults.calls() + 1), 3)
     problems = [faults.check(number, error) for number, error in zip(numbers, (DIES, *ERRORS), strict=False)]

@@ -68,9 +68,9 @@ def test_ridge_equals_scikit_learns_on_explicit_windows(level: str) -> None:
     x = waves()
     forecaster = small(level=level, shared=True, penalty=0.01, refit=False).fit(x)
     z = (x - x[:340].mean(0)) / x[:340].std(0)
-    made = np.concatenate([np.lib.stride_tricks.sliding_window_view(column, 30) for column in z[:340].T])
-    shift = {"mean": made[:, :24].mean(1), "last": made[:, 23], "none": 0 * made[:, 0]}[level][:, None]
-    ridge = Ridge(alpha=0.01 * len(made), fit_intercept=False).fit(made[:, :24] - shift, made[:, 24:] - shift)
+    windows = np.concatenate([np.lib.stride_tricks.sliding_window_view(column, 30) for column in z[:340].T])
+    shift = {"mean": windows[:, :24].mean(1), "last": windows[:, 23], "none": 0 * windows[:, 0]}[level][:, None]
+    ridge = Ridge(alpha=0.01 * len(windows), fit_intercept=False).fit(windows[:, :24] - shift, windows[:, 24:] - shift)
     recent = z[-24:].T
     level_now = {"mean": recent.mean(1), "last": recent[:, -1], "none": 0 * recent[:, 0]}[level][:, None]
     expected = (ridge.predict(recent - level_now) + level_now).T * x[:340].std(0) + x[:340].mean(0)
@@ -96,8 +96,8 @@ def test_maps_are_drawn_to_the_shared_one_by_a_penalty_on_the_difference(model: 
             now = inputs @ level_weights(level, 24)[:, None]
             rest = targets - now - (inputs - now) @ shared.maps_[0]
             ridge = Ridge(alpha=penalty * len(windows), fit_intercept=False, solver="cholesky").fit(inputs - now, rest)
-            made = shared.maps_[0] + ridge.coef_.T - np.outer(level_weights(level, 24), ridge.coef_.sum(1))
-            np.testing.assert_allclose(drawn.maps_[series], made, atol=1e-7)
+            expected_map = shared.maps_[0] + ridge.coef_.T - np.outer(level_weights(level, 24), ridge.coef_.sum(1))
+            np.testing.assert_allclose(drawn.maps_[series], expected_map, atol=1e-7)
 
 
 def test_weights_of_look_backs_are_those_of_the_lowest_error_on_held_out_rows() -> None:
@@ -189,8 +189,8 @@ def test_constant_series_stay_constant(value: float, options: dict[str, Any]) ->
     x[:, 1] = value
     x[20:, 2] = value
     forecaster = small(**options).fit(x)
-    for made in (forecaster.predict(), *forecaster.predict_interval(), forecaster.update(x[-1]).predict()):
-        assert (made[:, 1:3] == value).all()
+    for forecast in (forecaster.predict(), *forecaster.predict_interval(), forecaster.update(x[-1]).predict()):
+        assert (forecast[:, 1:3] == value).all()
 
 
 @pytest.mark.parametrize(

@@ -41,10 +41,10 @@ def test_one_map_is_least_squares_on_the_windows_of_every_series(level: str) -> 
         recent.append(np.concatenate([np.full(max(0, LOOK_BACK - len(z)), z[0]), z])[-LOOK_BACK:])
     u, y = np.stack(inputs), np.stack(targets)
     maps = np.linalg.solve(u.T @ u + PENALTY * len(u) * np.eye(LOOK_BACK), u.T @ y)
-    made = small(level=level).fit(series).predict()
+    actual = small(level=level).fit(series).predict()
     for i, (values, window) in enumerate(zip(series.values(), recent, strict=True)):
         at = weights @ window
-        np.testing.assert_allclose(made[:, i], ((window - at) @ maps + at) * values.std() + values.mean(), atol=1e-8)
+        np.testing.assert_allclose(actual[:, i], ((window - at) @ maps + at) * values.std() + values.mean(), atol=1e-8)
 
 
 def test_held_out_errors_need_an_observed_input() -> None:
@@ -55,8 +55,8 @@ def test_held_out_errors_need_an_observed_input() -> None:
         z = (values - forecaster.mean_[i]) / forecaster.scale_[i]
         padded = np.concatenate([np.full(LOOK_BACK, z[0]), z])
         for start in range(max(len(z) - 20, 1), len(z) - HORIZON + 1):
-            made = padded[start : start + LOOK_BACK] @ forecaster.maps_[0]
-            squares.append((made - z[start : start + HORIZON]) ** 2)
+            actual = padded[start : start + LOOK_BACK] @ forecaster.maps_[0]
+            squares.append((actual - z[start : start + HORIZON]) ** 2)
     assert forecaster.validation_error_ == pytest.approx(np.mean(squares))
     assert forecaster.errors_ is not None
     assert np.count_nonzero(~np.isnan(forecaster.errors_[:, 0, 2])) == 14 - HORIZON  # first, then 9 more
@@ -91,6 +91,6 @@ def test_forecasts_are_not_negative_on_request() -> None:
     x = np.maximum(0, 3 * np.sin(np.arange(120) / 3)) + 0.5 * np.random.default_rng(0).random(120)
     free, kept = (small(validation=40, nonnegative=kept).fit(x) for kept in (False, True))
     assert free.predict_interval()[0].min() < 0
-    for made, expected in zip(kept.predict_interval(), free.predict_interval(), strict=True):
-        assert np.array_equal(made, np.maximum(expected, 0))
+    for actual, expected in zip(kept.predict_interval(), free.predict_interval(), strict=True):
+        assert np.array_equal(actual, np.maximum(expected, 0))
     assert choose_forecaster(-x, HORIZON, nonnegative=True)[0].forecaster.predict().min() == 0

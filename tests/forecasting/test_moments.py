@@ -22,24 +22,25 @@ def series(rows: int = 300, count: int = 3) -> np.ndarray:
 
 def windows(x: np.ndarray, level: str = "none", look_back: int = LOOK_BACK) -> np.ndarray:
     """All centred windows of all series."""
-    made = np.concatenate([sliding_window_view(column, look_back + HORIZON) for column in x.T])
-    return made - made[:, :look_back] @ level_weights(level, look_back)[:, None]
+    window_rows = np.concatenate([sliding_window_view(column, look_back + HORIZON) for column in x.T])
+    return window_rows - window_rows[:, :look_back] @ level_weights(level, look_back)[:, None]
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("rows", [26, 27, 64, 300])
 def test_moments_equal_those_of_explicit_windows(level: str, rows: int) -> None:
-    moments, made = window_moments(series(rows), LOOK_BACK, HORIZON).without_level(level), windows(series(rows), level)
-    gram = made.T @ made
+    moments = window_moments(series(rows), LOOK_BACK, HORIZON).without_level(level)
+    window_rows = windows(series(rows), level)
+    gram = window_rows.T @ window_rows
     np.testing.assert_allclose(moments.inputs, gram[:LOOK_BACK, :LOOK_BACK], atol=1e-12 * abs(gram).max())
     np.testing.assert_allclose(moments.cross, gram[:LOOK_BACK, LOOK_BACK:], atol=1e-12 * abs(gram).max())
-    assert moments.count == len(made)
+    assert moments.count == len(window_rows)
 
 
 @pytest.mark.parametrize("at_a_time", [1, 7, 19])
 def test_products_are_computed_some_rows_at_a_time(at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = window_moments(series(64), LOOK_BACK, HORIZON)
-    monkeypatch.setattr("lagwise.forecasting.moments._ROWS_PER_BATCH", at_a_time)
+    monkeypatch.setattr("lagwise.forecasting.moments._PRODUCT_ROWS_PER_BATCH", at_a_time)
     parts = window_moments(series(64), LOOK_BACK, HORIZON)
     np.testing.assert_allclose(parts.inputs, whole.inputs)
     np.testing.assert_allclose(parts.cross, whole.cross)
@@ -48,16 +49,16 @@ def test_products_are_computed_some_rows_at_a_time(at_a_time: int, monkeypatch: 
 @pytest.mark.parametrize("kernels", [1, 2, 3, 6])
 def test_kernels_are_least_squares_on_explicit_windows(kernels: int) -> None:
     """From one kernel (`toeplitz`) up to one per horizon (`ridge`)."""
-    made = windows(series(), "mean")
+    window_rows = windows(series(), "mean")
     width, penalty = HORIZON // kernels, 0.1
     columns = []
     for group in range(kernels):
         rows, targets = [], []
         for h in range(width):
-            row = np.zeros((len(made), LOOK_BACK + width - 1))
-            row[:, width - 1 - h :][:, :LOOK_BACK] = made[:, :LOOK_BACK]
+            row = np.zeros((len(window_rows), LOOK_BACK + width - 1))
+            row[:, width - 1 - h :][:, :LOOK_BACK] = window_rows[:, :LOOK_BACK]
             rows.append(row)
-            targets.append(made[:, LOOK_BACK + group * width + h])
+            targets.append(window_rows[:, LOOK_BACK + group * width + h])
         a, b = np.concatenate(rows), np.concatenate(targets)
         k = np.linalg.solve(a.T @ a / len(a) + penalty * np.eye(a.shape[1]), a.T @ b / len(a))
         columns += [k[width - 1 - h :][:LOOK_BACK] for h in range(width)]

@@ -92,7 +92,7 @@ def test_invalid_files(tmp_path: Path) -> None:
         read_series(tmp_path)
     (tmp_path / "empty.csv").touch()
     (tmp_path / "false.parquet").write_bytes(b"no table")
-    for name, message in (("empty.csv", "has no rows"), ("false.parquet", "not a parquet")):
+    for name, message in (("empty.csv", "is empty"), ("false.parquet", "not a parquet")):
         with pytest.raises(ValueError, match=message):
             read_series(tmp_path / name)
     with pytest.raises(ValueError, match="did you mean 'date'"):

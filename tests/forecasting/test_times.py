@@ -19,15 +19,15 @@ def column(times: Any) -> pd.Series:
 
 def read(times: Any) -> tuple[pd.Index, pd.Index, tuple[str, ...]]:
     """The times, those of their grid, and notes."""
-    made = regular_times(column(times))
-    return made.times, made.grid.times, made.notes
+    regular = regular_times(column(times))
+    return regular.times, regular.grid.times, regular.notes
 
 
 @pytest.mark.parametrize("zone", ["Z", "+02:00", "+0530", "+01"])
 def test_one_utc_offset_is_kept_for_hours_and_dropped_for_days(zone: str) -> None:
     hours = pd.date_range("2024-03-01", periods=50, freq="h")
-    found, grid, notes = read(hours.strftime("%Y-%m-%dT%H:%M:%S") + zone)
-    assert found.tz is not None
+    actual, grid, notes = read(hours.strftime("%Y-%m-%dT%H:%M:%S") + zone)
+    assert actual.tz is not None
     assert (len(grid), grid[0].hour, notes) == (50, 0, ())
     days = pd.date_range("2024-03-01", periods=50, freq="D")
     assert list(read(days.strftime("%Y-%m-%d %H:%M") + zone)[1]) == list(days)
@@ -40,8 +40,8 @@ def berlin(freq: str, rows: int) -> list[str]:
 
 
 def test_mixed_utc_offsets() -> None:
-    found, grid, notes = read(berlin("h", 200))
-    assert list(grid) == list(pd.date_range("2024-03-27 23:00", periods=200, freq="h", tz="UTC")) == list(found)
+    actual, grid, notes = read(berlin("h", 200))
+    assert list(grid) == list(pd.date_range("2024-03-27 23:00", periods=200, freq="h", tz="UTC")) == list(actual)
     assert notes == ("times have several UTC offsets; they are read as UTC",)
     days = pd.date_range("2024-03-28", periods=10, freq="D")
     assert list(read(berlin("D", 10))[1]) == list(days)
@@ -56,8 +56,8 @@ def test_mixed_utc_offsets() -> None:
 def test_days_and_months_in_either_order(form: str, freq: str, rows: int) -> None:
     times = pd.date_range("2023-02-01", periods=rows, freq=freq)
     form = f"{form.removesuffix(' %H:%M')} %H:%M" if freq == "h" else form
-    found, grid, _ = read(times.strftime(form))
-    assert list(found) == list(grid) == list(times)
+    actual, grid, _ = read(times.strftime(form))
+    assert list(actual) == list(grid) == list(times)
 
 
 @pytest.mark.parametrize("form", ["%d/%m/%Y", "%m/%d/%Y"])
@@ -137,15 +137,15 @@ POLISH = names("stycznia lutego marca kwietnia maja czerwca lipca sierpnia wrzeÅ
     ],
 )
 def test_times_as_people_write_them(expected: pd.DatetimeIndex, texts: Any) -> None:
-    found, grid, _ = read(list(texts))
-    assert list(found) == list(expected) == list(grid)
+    actual, grid, _ = read(list(texts))
+    assert list(actual) == list(expected) == list(grid)
 
 
 @pytest.mark.parametrize("digits", [2, 4, 6, 14])
 @pytest.mark.parametrize("rows", [4, 12])
 def test_years_with_a_fraction_as_r_writes_them(digits: int, rows: int) -> None:
-    made = regular_times(column([f"{1973 + i / rows:.{digits}f}" for i in range(36)]))
-    following = made.grid.following(2)
+    regular = regular_times(column([f"{1973 + i / rows:.{digits}f}" for i in range(36)]))
+    following = regular.grid.following(2)
     np.testing.assert_allclose(following, [1973 + i / rows for i in (36, 37)], rtol=1e-12)
     assert plain_times(following) == [1973 + 36 / rows, round(1973 + 37 / rows, 6)]
 
@@ -201,11 +201,11 @@ def test_a_day_of_the_month_stays(day: int, start: str, count: int) -> None:
 def test_one_missing_time_does_not_change_the_calendar(freq: str, text: bool) -> None:
     full = pd.date_range("2019-01-01", periods=40, freq=freq)
     given = full[:30].delete(7)
-    made = regular_times(pd.Series(given.strftime("%Y-%m-%d %H:%M:%S") if text else given, name="t"))
-    assert list(made.times) == list(given)
-    assert list(made.grid.times) == list(full[:30])
-    assert list(made.grid.following(10)) == list(full[30:])
-    assert made.notes == ()
+    regular = regular_times(pd.Series(given.strftime("%Y-%m-%d %H:%M:%S") if text else given, name="t"))
+    assert list(regular.times) == list(given)
+    assert list(regular.grid.times) == list(full[:30])
+    assert list(regular.grid.following(10)) == list(full[30:])
+    assert regular.notes == ()
 
 
 def test_rows_that_are_missing_here_and_there_change_no_step() -> None:
@@ -242,8 +242,8 @@ def test_codes_for_missing_values_are_noted_and_named_by_an_option(code: float) 
     (note,) = outlier_notes("y", values)
     assert f"has {code:g} in row 41 and 2 more" in note
     assert "name it with `missing`" in note
-    found = to_numbers(pd.Series(values, name="y"), ".", [code])
-    assert np.flatnonzero(np.isnan(found)).tolist() == [40, 41, 120]
+    numbers = to_numbers(pd.Series(values, name="y"), ".", [code])
+    assert np.flatnonzero(np.isnan(numbers)).tolist() == [40, 41, 120]
     with pytest.raises(ValueError, match="no value at all"):
         to_numbers(pd.Series([1, 1], name="y"), ".", [1])
 

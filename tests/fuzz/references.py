@@ -19,7 +19,7 @@ from kernel_references import ACTIVATIONS, affine, kernel_at, lags, smooth_at
 from torch import Tensor
 
 from lagwise.mixers import MIXERS
-from lagwise.mixers.tcn import ACTIVATIONS as TCN_ACTIVATIONS
+from lagwise.ops.activations import ACTIVATIONS as TCN_ACTIVATIONS
 from lagwise.ops.ski import split_kernel
 
 silu = ACTIVATIONS["silu"]

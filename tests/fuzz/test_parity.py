@@ -69,12 +69,12 @@ def check_case(case: Case) -> None:
         ways.append(partial(stream, case, mixer))
         if len(texts) > 1:
             ways.append(partial(joined, case, mixer))
-    wanted = results(exact, partial(dense, case, exact), texts, weights, torch.float64)
+    expected = results(exact, partial(dense, case, exact), texts, weights, torch.float64)
     for name, way in zip(("forward", "stream", "joined streams"), ways, strict=False):
         ours = results(mixer, way, texts, weights, case.dtype)
-        wrong = differing(ours, wanted, dict.fromkeys(wanted, 0.0), case.dtype)
+        wrong = differing(ours, expected, dict.fromkeys(expected, 0.0), case.dtype)
         if wrong:
-            wrong = differing(ours, wanted, sensitivity(case, exact, texts, weights, wanted), case.dtype)
+            wrong = differing(ours, expected, sensitivity(case, exact, texts, weights, expected), case.dtype)
         assert not wrong, f"{name}: {'; '.join(wrong)}"
 
 
@@ -86,7 +86,7 @@ def dense(case: Case, exact: Any, xs: list[Tensor]) -> list[Tensor]:
 
 
 def sensitivity(
-    case: Case, exact: Any, texts: list[Tensor], weights: list[Tensor], wanted: dict[str, Tensor]
+    case: Case, exact: Any, texts: list[Tensor], weights: list[Tensor], expected: dict[str, Tensor]
 ) -> dict[str, float]:
     """The allowed error, from the condition of the case."""
 
@@ -98,7 +98,7 @@ def sensitivity(
         moved, weighed = ([rounded(t, case.dtype) for t in each] for each in (texts, weights))
         return results(mixer, partial(dense, case, mixer), moved, weighed, torch.float64)
 
-    return {name: ROUNDINGS * moved for name, moved in largest_moves(nearby, wanted, case.dtype, DRAWS).items()}
+    return {name: ROUNDINGS * moved for name, moved in largest_moves(nearby, expected, case.dtype, DRAWS).items()}
 
 
 def results(
@@ -199,12 +199,12 @@ def texts_of(case: Case, y: Tensor) -> list[Tensor]:
 
 
 def differing(
-    ours: dict[str, Tensor], wanted: dict[str, Tensor], slack: dict[str, float], dtype: torch.dtype
+    ours: dict[str, Tensor], expected: dict[str, Tensor], slack: dict[str, float], dtype: torch.dtype
 ) -> list[str]:
     """A description of the differences."""
-    largest = max(distance(t, 0 * t) for name, t in wanted.items() if name != "output")
+    largest = max(distance(t, 0 * t) for name, t in expected.items() if name != "output")
     wrong = []
-    for name, right in wanted.items():
+    for name, right in expected.items():
         scale, tolerance = distance(right, 0 * right), TOLERANCE[dtype][name != "output"]
         if name != "output":
             scale = max(scale, 0.01 * largest)

@@ -13,7 +13,6 @@ import torch
 
 from lagwise.kernels import ModalKernel
 from lagwise.ops import Modes, Reduction, reduce_taps
-from lagwise.ops.recurrence import modal_poles
 
 CASES = int(os.environ.get("LAGWISE_FUZZ_CASES", "8"))
 _ZOOMS = 25
@@ -78,8 +77,7 @@ def in_float32(modes: Modes) -> Modes:
     kernel = ModalKernel(1, modes=modes.poles.shape[1])
     kernel.load_modes(modes)
     with torch.no_grad():
-        poles = modal_poles(kernel.rate[0], kernel.angle[0])
-        return Modes(poles, torch.view_as_complex(kernel.amplitude[0]), kernel.direct).to(torch.float64)
+        return kernel.recurrence().to(torch.float64)
 
 
 def check(found: Reduction, taps: np.ndarray, tolerance: float, case: str) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lagwise.kernels import KERNELS, LagKernel, cached
-from lagwise.kernels.cached import cached_taps
+from lagwise.kernels import KERNELS, LagKernel, base
+from lagwise.kernels.base import cached, cached_taps
 
 pytestmark = pytest.mark.cpu
 
@@ -54,10 +54,10 @@ def test_any_change_is_noticed(kernel: LagKernel, monkeypatch: pytest.MonkeyPatc
 
 @torch.no_grad()
 def test_large_kernels_are_not_kept(kernel: LagKernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cached, "_MAX_CACHED_VALUES", 100)
+    monkeypatch.setattr(base, "_MAX_CACHED_VALUES", 100)
     assert [computed(kernel, 9, monkeypatch) for _ in range(2)] == [1, 1]
     assert [computed(kernel, 3, monkeypatch) for _ in range(2)] == [1, 0]
-    monkeypatch.setattr(cached, "_MAX_COMPARED_VALUES", 10)
+    monkeypatch.setattr(base, "_MAX_COMPARED_VALUES", 10)
     assert [computed(kernel, 4, monkeypatch) for _ in range(2)] == [1, 1]  # too many values to compare
 
 
@@ -68,7 +68,7 @@ def test_added_and_removed_members_count_as_changes(by_value: bool) -> None:
 
     def computes() -> int:
         before = len(calls)
-        cached.cached(module, "kind", None, lambda: calls.append(1) or torch.zeros(1), by_value=by_value)
+        cached(module, "kind", None, lambda: calls.append(1) or torch.zeros(1), by_value=by_value)
         return len(calls) - before
 
     changes = [

@@ -10,7 +10,7 @@ from torch import nn
 
 from lagwise.kernels import EMAKernel, ModalKernel
 from lagwise.ops import Modes, toeplitz_product
-from lagwise.ops.recurrence import modal_prefill, modal_taps
+from lagwise.ops.recurrence import DiagonalSSM, modal_taps
 
 
 def test_ema_is_initialized_as_in_mega() -> None:
@@ -49,7 +49,8 @@ def test_a_modal_kernel_streams_by_its_recurrence() -> None:
     kernel = ModalKernel(3)
     x = torch.randn(2, 2000, 3)
     with torch.no_grad():
-        y, _ = modal_prefill(x, kernel.recurrence(), None)
+        ssm = DiagonalSSM.of(kernel.recurrence())
+        y, _ = ssm.prefill(x, ssm.start(2), kernel.recurrence().blocks)
         exact = toeplitz_product(x.double(), kernel.taps(2000).double())
     assert (y - exact).abs().max() < 2e-5 * exact.abs().max()
     with pytest.raises(ValueError, match="two-sided"):

@@ -36,9 +36,9 @@ def check(cases: list[Case], kinds: list[str]) -> None:
                 with pytest.raises(ValueError, match=f"{type(mixer).__name__} cannot mix a sequence that is split"):
                     mixer.require_shards()
                 continue
-            found, where = shard_difference(mixer, split_layouts(LENGTH)[kind], SIZES[dist.get_world_size()])
-            if not found < 1e-10:
-                wrong.append(f"{name} {options} causal={causal} {kind}: {where} {found:.1e}")
+            difference, where = shard_difference(mixer, split_layouts(LENGTH)[kind], SIZES[dist.get_world_size()])
+            if not difference < 1e-10:
+                wrong.append(f"{name} {options} causal={causal} {kind}: {where} {difference:.1e}")
     finish(wrong)
 
 
@@ -50,12 +50,12 @@ def check_norms() -> None:
     for groups, causal, decay in [*choices, (2, True, (0.6, 0.9))]:
         norm = TimestepNorm(CHANNELS, causal=causal, groups=groups, decay=decay).double()
         for kind, layout in split_layouts(LENGTH).items():
-            if not (found := shard_difference(norm, layout, sizes)[0]) < 1e-10:
-                wrong.append(f"{groups} groups causal={causal} decay={decay} {kind}: {found}")
+            if not (difference := shard_difference(norm, layout, sizes)[0]) < 1e-10:
+                wrong.append(f"{groups} groups causal={causal} decay={decay} {kind}: {difference}")
     sliding = ChunkedAttentionMixer(CHANNELS, chunk=4, heads=2, sliding=True).double()
     for kind, layout in split_layouts(LENGTH).items():
-        if not (found := shard_difference(sliding, layout, sizes)[0]) < 1e-10:
-            wrong.append(f"sliding chunks {kind}: {found}")
+        if not (difference := shard_difference(sliding, layout, sizes)[0]) < 1e-10:
+            wrong.append(f"sliding chunks {kind}: {difference}")
     finish(wrong)
 
 

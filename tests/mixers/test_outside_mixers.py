@@ -21,7 +21,7 @@ from lagwise import outside, testing
 from lagwise.kernels import KERNELS, LagKernel, register_kernel
 from lagwise.mixers import MIXERS, AttentionMixer, Mixer, ToeplitzMixer, register_mixer
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
-from lagwise.outside import Parts
+from lagwise.outside import Registry
 from lagwise.testing import check_mixer
 from lagwise.training import Recipe, train
 
@@ -222,7 +222,7 @@ def test_installed_packages_declare_mixers(monkeypatch: pytest.MonkeyPatch) -> N
         EntryPoint("own", "no_such_package:Mixer", "lagwise.mixers"),
     ]
     monkeypatch.setattr(outside, "entry_points", lambda group: points)
-    parts = Parts("mixer", Mixer, "lagwise.mixers", {"own": AttentionMixer})
+    parts = Registry("mixer", Mixer, "lagwise.mixers", {"own": AttentionMixer})
     assert parts["own"] is AttentionMixer
     with pytest.warns(UserWarning, match="cannot be loaded: lagwise has a mixer 'own' itself"):
         assert parts["installed"] is ToeplitzMixer

@@ -71,8 +71,8 @@ def check(recipe: str, kind: str, *, fullgraph: bool) -> int:
     model = small(recipe)
     compiled = torch.compile(model, backend=record, fullgraph=fullgraph)
     for length in LENGTHS:
-        found, expected = step(compiled, batch(length, kind)), step(model, batch(length, kind))
-        for a, b in zip(found, expected, strict=True):
+        actual, expected = step(compiled, batch(length, kind)), step(model, batch(length, kind))
+        for a, b in zip(actual, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6 + 1e-5 * float(b.abs().max()))
     return len(graphs)
 
@@ -90,8 +90,8 @@ def aot_graphs(run: Callable[..., torch.Tensor], inputs: Iterable[list[torch.Ten
     torch._dynamo.utils.counters.clear()
     compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
     for tensors in inputs:
-        found = torch.autograd.grad(compiled(*tensors), tensors)
-        for a, b in zip(found, torch.autograd.grad(run(*tensors), tensors), strict=True):
+        actual = torch.autograd.grad(compiled(*tensors), tensors)
+        for a, b in zip(actual, torch.autograd.grad(run(*tensors), tensors), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
@@ -129,8 +129,8 @@ def test_one_graph_serves_texts_packed_in_any_way(recipe: str) -> None:
     for layer in compiled.model.layers:
         layer.compile(backend="aot_eager", fullgraph=True)
     for lengths in PACKED:
-        found, expected = step(compiled, packed_in(lengths)), step(model, packed_in(lengths))
-        for a, b in zip(found, expected, strict=True):
+        actual, expected = step(compiled, packed_in(lengths)), step(model, packed_in(lengths))
+        for a, b in zip(actual, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6 + 1e-5 * float(b.abs().max()))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
 

@@ -26,7 +26,7 @@ def model(**fields: Any) -> LagwiseForCausalLM:
 def ngrams_by_definition(embedding: NgramEmbedding, text: list[int]) -> Tensor:
     """The sum of the rows of the n-grams that end at each token of a text."""
     weight = embedding.table.weight
-    found, rows = [], weight.unflatten(0, (len(embedding.sizes), -1))
+    totals, rows = [], weight.unflatten(0, (len(embedding.sizes), -1))
     for end in range(len(text)):
         total = torch.zeros(weight.shape[1], dtype=weight.dtype)
         for table, size in zip(rows, embedding.sizes, strict=True):
@@ -35,14 +35,14 @@ def ngrams_by_definition(embedding: NgramEmbedding, text: list[int]) -> Tensor:
             for each in gram[1:]:
                 number = (number * 1_103_515_245 + each) % (2**31 - 1)
             total = total + table[number % embedding.buckets]
-        found.append(total)
-    return torch.stack(found)
+        totals.append(total)
+    return torch.stack(totals)
 
 
 def matches_by_definition(embedding: MatchEmbedding, text: list[int]) -> Tensor:
     """The sum over the sizes of the rows of what came next at the last place with the same tokens."""
     weight = embedding.table.weight
-    found, rows = [], weight.unflatten(0, (-1, len(embedding.sizes)))
+    totals, rows = [], weight.unflatten(0, (-1, len(embedding.sizes)))
     for end in range(1, len(text) + 1):
         total = torch.zeros(weight.shape[1], dtype=weight.dtype)
         for table, size in zip(rows.unbind(1), embedding.sizes, strict=True):
@@ -50,8 +50,8 @@ def matches_by_definition(embedding: MatchEmbedding, text: list[int]) -> Tensor:
             places = [s for s in range(size, end) if text[s - size : s] == gram]
             if end >= size and places:
                 total = total + table[text[places[-1]] + 1]
-        found.append(total)
-    return torch.stack(found)
+        totals.append(total)
+    return torch.stack(totals)
 
 
 def check_definition(embedding: ContextEmbedding, by_definition: Any, ids: Tensor) -> None:
@@ -61,8 +61,8 @@ def check_definition(embedding: ContextEmbedding, by_definition: Any, ids: Tenso
     expected = torch.stack([by_definition(embedding, row.tolist()) for row in ids])
     assert (expected != 0).any()
     torch.testing.assert_close(y, expected)
-    found, wanted = (torch.autograd.grad((out * weights).sum(), embedding.table.weight)[0] for out in (y, expected))
-    torch.testing.assert_close(found, wanted)
+    actual, exact = (torch.autograd.grad((out * weights).sum(), embedding.table.weight)[0] for out in (y, expected))
+    torch.testing.assert_close(actual, exact)
 
 
 @pytest.mark.parametrize("sizes", [[2], [3, 2], [2, 5], [16]])
@@ -84,9 +84,9 @@ def test_an_entry_that_other_tokens_took_is_no_match(monkeypatch: pytest.MonkeyP
         ids = torch.tensor([text])
         whole, _ = embedding(ids, Layout(), None)
         assert whole.any(2).nonzero()[:, 1].tolist() == ends
-        known = no_context([embedding], 1, ids.device)
+        context = no_context([embedding], 1, ids.device)
         for t, token in enumerate(ids.split(1, 1)):
-            y, known = embedding(token, Layout(), known)
+            y, context = embedding(token, Layout(), context)
             torch.testing.assert_close(y, whole[:, t : t + 1])
 
 
@@ -135,9 +135,9 @@ def test_padding_at_the_start_of_a_part_separates_no_tokens(sizes: list[int], ro
     ids = torch.tensor(rows)
     mask = ids > 0
     for embedding in (MatchEmbedding(3, sizes=[2], vocab_size=9), NgramEmbedding(3, sizes=[2, 3], buckets=50)):
-        known, parts = no_context([embedding], 2, ids.device), []
+        context, parts = no_context([embedding], 2, ids.device), []
         for chunk, real in zip(ids.split(sizes, 1), mask.split(sizes, 1), strict=True):
-            y, known = embedding(chunk, Layout(real), known)
+            y, context = embedding(chunk, Layout(real), context)
             parts.append(y)
         for row, own, real in zip(torch.cat(parts, 1), ids, mask, strict=True):
             torch.testing.assert_close(row[real], embedding(own[real][None], Layout(), None)[0][0])
@@ -163,8 +163,8 @@ def test_added_tokens(tmp_path: Path) -> None:
 
 def test_ids_with_which_exports_are_checked_have_matches(device: torch.device) -> None:
     matches = model(match_sizes=[2, 3])
-    found, _ = matches.model.embed_matches(export._random_ids(matches, 131).to(device), Layout(), None)
-    assert found.any(2).sum() > 30
+    embedded, _ = matches.model.embed_matches(export._random_ids(matches, 131).to(device), Layout(), None)
+    assert embedded.any(2).sum() > 30
 
 
 @pytest.mark.parametrize(
@@ -187,9 +187,9 @@ def test_wrong_options_are_named(fields: dict[str, Any], message: str) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("sizes", ["ngram_sizes", "match_sizes"])
 def test_refused_embeddings_leave_the_cache_as_it_was(sizes: str) -> None:
-    found, ids = model(position_embedding="sinusoidal", **{sizes: [2, 4]}), torch.randint(258, (2, 20))
-    cache = found(ids[:, :10], use_cache=True).past_key_values
+    causal, ids = model(position_embedding="sinusoidal", **{sizes: [2, 4]}), torch.randint(258, (2, 20))
+    cache = causal(ids[:, :10], use_cache=True).past_key_values
     with pytest.raises(ValueError, match=r"need input_ids .*, not inputs_embeds"):
-        found(inputs_embeds=torch.randn(2, 3, 16, dtype=torch.double), past_key_values=cache)
-    after = found(ids[:, 10:], past_key_values=cache).logits
-    torch.testing.assert_close(after, found(ids).logits[:, 10:], rtol=0, atol=1e-10)
+        causal(inputs_embeds=torch.randn(2, 3, 16, dtype=torch.double), past_key_values=cache)
+    after = causal(ids[:, 10:], past_key_values=cache).logits
+    torch.testing.assert_close(after, causal(ids).logits[:, 10:], rtol=0, atol=1e-10)

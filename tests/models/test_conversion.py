@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lagwise.kernels import KERNELS
-from lagwise.kernels.modal import ModalKernel
+from lagwise.kernels import KERNELS, ModalKernel
 from lagwise.mixers import MIXERS, ToeplitzMixer
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseModel, recurrent_form
 from lagwise.models.conversion import KERNEL_MIXERS

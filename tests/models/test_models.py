@@ -88,8 +88,8 @@ def test_missing_weights_are_initialized(kind: str, tmp_path: Path) -> None:
     model = make(kind)
     model.save_pretrained(tmp_path)
     there = model.state_dict()
-    kept = {name: t for name, t in there.items() if "memory" not in name and name != "lm_head.weight"}
-    save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    saved = {name: t for name, t in there.items() if "memory" not in name and name != "lm_head.weight"}
+    save_file(saved, tmp_path / "model.safetensors", metadata={"format": "pt"})
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     for name, parameter in loaded.named_parameters():
         if "memory" in name:
@@ -102,8 +102,8 @@ def test_a_chain_without_saved_shares_begins_with_those_of_a_new_one(tmp_path: P
     model = LagwiseForCausalLM(LagwiseConfig(hidden_size=8, num_hidden_layers=1, block=block))
     model.save_pretrained(tmp_path)
     name = "model.layers.0.block.shares"
-    kept = {key: t for key, t in model.state_dict().items() if key not in (name, "lm_head.weight")}
-    save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    saved = {key: t for key, t in model.state_dict().items() if key not in (name, "lm_head.weight")}
+    save_file(saved, tmp_path / "model.safetensors", metadata={"format": "pt"})
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert loaded.get_parameter(name).tolist() == [[1, 0], [1, 0]]
     with torch.no_grad():
@@ -139,7 +139,7 @@ def test_gradient_checkpointing_does_not_change_gradients(kind: str) -> None:
 def test_gradient_checkpointing_recomputes_the_blocks_of_a_chain_one_by_one() -> None:
     links = [{"name": "prenorm", "token_mixer": {"name": "ema"}} for _ in range(4)]
     model = tiny("tnn-lm", block={"name": "chain", "blocks": links}).train()
-    kept = []
+    saved_bytes = []
     for enable in (False, True):
         if enable:
             model.gradient_checkpointing_enable()
@@ -151,9 +151,9 @@ def test_gradient_checkpointing_recomputes_the_blocks_of_a_chain_one_by_one() ->
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             loss = model(prompt(), labels=prompt()).loss
-        kept.append(sum(tensors.values()))
+        saved_bytes.append(sum(tensors.values()))
         loss.backward()
-    assert kept[1] < kept[0] / 2
+    assert saved_bytes[1] < saved_bytes[0] / 2
 
 
 @pytest.mark.cpu  # on CUDA, an id outside the vocabulary is an assertion, after which the process is lost
@@ -172,7 +172,7 @@ def test_gradient_checkpointing_recomputes_the_blocks_of_a_chain_one_by_one() ->
         ({"seq_idx": torch.zeros(1, 4, dtype=torch.long), "use_cache": True}, "cannot be streamed"),
         ({"past_key_values": StreamingCache(5)}, "a StreamingCache of 2 layers, got one of 5"),
     ],
-    ids=str,
+    ids=lambda each: each if isinstance(each, str) else next(iter(each)),
 )
 def test_wrong_inputs_are_named(inputs: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):

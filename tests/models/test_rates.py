@@ -34,8 +34,8 @@ def test_a_held_signal_gives_the_same_at_half_the_rate(name: str, half: bool) ->
     x = torch.randn(2, 60, 1, dtype=torch.float64)
     with torch.no_grad():
         expected = fast(input_values=x.repeat_interleave(2, 1)).logits[:, 1::2]
-        found = slow(input_values=x).logits
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+        actual = slow(input_values=x).logits
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
     assert expected.std(1).min() > 1e-4
 
 
@@ -46,10 +46,10 @@ def test_rows_of_several_rates_with_much_padding() -> None:
     for row, length in enumerate(lengths):
         mask[row, length:] = 0
     with torch.no_grad():
-        found = model(input_values=x, attention_mask=mask, token_time=times).logits
+        actual = model(input_values=x, attention_mask=mask, token_time=times).logits
         for row, length in enumerate(lengths):
             alone = model(input_values=x[row : row + 1, :length], token_time=times[row : row + 1]).logits
-            torch.testing.assert_close(found[row : row + 1, :length], alone, rtol=0, atol=1e-9)
+            torch.testing.assert_close(actual[row : row + 1, :length], alone, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("rate", [0.5, 2.0])
@@ -58,8 +58,8 @@ def test_a_model_at_another_rate_is_converted_to_state_spaces_at_that_rate(rate:
     converted = model.to_recurrent(1e-4, progress=False)
     assert converted.config.rate == rate
     with torch.no_grad():
-        expected, found = (each(input_values=x).logits for each in (model, converted))
-    assert (found - expected).abs().max() < 1e-3 * expected.abs().max()
+        expected, actual = (each(input_values=x).logits for each in (model, converted))
+    assert (actual - expected).abs().max() < 1e-3 * expected.abs().max()
 
 
 @pytest.mark.sampled(3)

@@ -32,7 +32,7 @@ def test_a_step_of_ski_reaches_as_far_as_its_kernel(monkeypatch: pytest.MonkeyPa
     expected, cache, step = model(ids).logits, model.model.new_cache(), StreamingStep(model)
     model(ids[:, :560], past_key_values=cache)
     state = step.take(cache)[0]
-    monkeypatch.setattr("lagwise.mixers.causal_ski.traced", lambda: True)
+    monkeypatch.setattr("lagwise.mixers.ski.traced", lambda: True)
     for number in range(560, 700):
         logits, state = step(ids[:, number], state)
         torch.testing.assert_close(logits, expected[:, number], rtol=0, atol=1e-12 * float(expected.abs().max()))

@@ -33,9 +33,9 @@ def test_pipeline_and_streamed_text(tmp_path: Path, device: torch.device) -> Non
     assert texts[0][0]["generated_text"].startswith("one")
     assert texts[1][0]["generated_text"].startswith("a longer prompt")
     loaded, same_tokenizer = load_model(tmp_path, device=device)
-    pieces: list[str] = []
-    text = generate_text(loaded, same_tokenizer, "def ", max_new_tokens=30, seed=3, write=pieces.append)
-    assert "".join(pieces) == text
+    chunks: list[str] = []
+    text = generate_text(loaded, same_tokenizer, "def ", max_new_tokens=30, seed=3, write=chunks.append)
+    assert "".join(chunks) == text
     assert text.startswith("def ")
     assert text == generate_text(loaded, same_tokenizer, "def ", max_new_tokens=30, seed=3)
     greedy = [generate_text(loaded, same_tokenizer, "", max_new_tokens=5, temperature=0) for _ in range(2)]
@@ -116,7 +116,7 @@ def test_options_out_of_range(model: LagwiseForCausalLM, options: dict[str, Any]
 def test_it_stops_before_a_stop_text(model: LagwiseForCausalLM) -> None:
     """The stop text may begin anywhere in the continuation, but not in the prompt, and may contain non-ASCII
     characters."""
-    said = Fixed(load_tokenizer("bytes"), "one twö two three")
+    fixed = Fixed(load_tokenizer("bytes"), "one twö two three")
     for stops, end in (
         (["two"], "one twö "),
         (["ö t"], "one tw"),
@@ -125,30 +125,30 @@ def test_it_stops_before_a_stop_text(model: LagwiseForCausalLM) -> None:
         (["said"], "one twö two three"),
         (["d o", "one"], ""),
     ):
-        pieces: list[str] = []
-        options: dict[str, Any] = {"max_new_tokens": 18, "temperature": 0, "stop": stops, "write": pieces.append}
-        text = generate_text(said.model(model), said.tokenizer, "said ", **options)
-        assert text == "".join(pieces) == "said " + end, stops
+        chunks: list[str] = []
+        options: dict[str, Any] = {"max_new_tokens": 18, "temperature": 0, "stop": stops, "write": chunks.append}
+        text = generate_text(fixed.model(model), fixed.tokenizer, "said ", **options)
+        assert text == "".join(chunks) == "said " + end, stops
 
 
 def test_invalid_bytes_do_not_block_the_output(model: LagwiseForCausalLM) -> None:
-    said = Fixed(load_tokenizer("bytes"), "")
-    said.ids = [0xFF] * 90
-    pieces: list[str] = []
-    generate_text(said.model(model), said.tokenizer, "a", max_new_tokens=90, temperature=0, write=pieces.append)
-    assert len(pieces) >= 10
+    fixed = Fixed(load_tokenizer("bytes"), "")
+    fixed.ids = [0xFF] * 90
+    chunks: list[str] = []
+    generate_text(fixed.model(model), fixed.tokenizer, "a", max_new_tokens=90, temperature=0, write=chunks.append)
+    assert len(chunks) >= 10
 
 
 @pytest.mark.parametrize("wrong", range(12))
 @pytest.mark.parametrize("characters", ["€", "é€", "😀"])
 def test_a_character_after_invalid_bytes_is_kept(wrong: int, characters: str) -> None:
-    tokenizer, pieces = load_tokenizer("bytes"), list[str]()
+    tokenizer, chunks = load_tokenizer("bytes"), list[str]()
     ids = [0x80] * wrong + list(f"{characters}AB".encode())
-    writer = generation.TextWriter(tokenizer, [torch.tensor([65])], (), False, pieces.append)
+    writer = generation.TextWriter(tokenizer, [torch.tensor([65])], (), False, chunks.append)
     for token in ids:
         writer.take(token)
     writer.end()
-    assert "".join(pieces) == "\N{REPLACEMENT CHARACTER}" * wrong + f"{characters}AB"
+    assert "".join(chunks) == "\N{REPLACEMENT CHARACTER}" * wrong + f"{characters}AB"
 
 
 @pytest.mark.parametrize("temperature", [0, 1.0])
@@ -164,13 +164,13 @@ def test_logits_that_are_no_numbers_are_an_error(
 
 def test_an_interruption_keeps_the_text_so_far(model: LagwiseForCausalLM) -> None:
     """Including text held back because it could be the beginning of a stop text."""
-    said = Fixed(load_tokenizer("bytes"), "one tw", last=KeyboardInterrupt)
-    pieces: list[str] = []
+    fixed = Fixed(load_tokenizer("bytes"), "one tw", last=KeyboardInterrupt)
+    chunks: list[str] = []
     lines: list[str] = []
-    options: dict[str, Any] = {"temperature": 0, "stop": ["two"], "write": pieces.append, "report": lines.append}
+    options: dict[str, Any] = {"temperature": 0, "stop": ["two"], "write": chunks.append, "report": lines.append}
     with pytest.raises(KeyboardInterrupt):
-        generate_text(said.model(model), said.tokenizer, "abc", **options)
-    assert pieces == ["abc", *"one ", "tw"]
+        generate_text(fixed.model(model), fixed.tokenizer, "abc", **options)
+    assert chunks == ["abc", *"one ", "tw"]
     assert lines[0].startswith("prompt: 3 tokens in 0.")
     assert "added: 6" in lines[0]
     assert "tokens/s" in lines[0]
@@ -211,10 +211,10 @@ class Fixed:
         self.tokenizer, self.ids, self.last = tokenizer, tokenizer(text)["input_ids"], last
 
     def model(self, model: LagwiseForCausalLM) -> LagwiseForCausalLM:
-        said = iter([*self.ids, self.tokenizer.eos_token_id])
+        tokens = iter([*self.ids, self.tokenizer.eos_token_id])
 
         def say(module: Any, args: Any, logits: Tensor) -> Tensor:
-            token = next(said)
+            token = next(tokens)
             if token == self.tokenizer.eos_token_id and self.last is not None:
                 raise self.last
             return torch.nn.functional.one_hot(torch.tensor([[token]]), 258).double()

@@ -62,8 +62,8 @@ def series(length: int = 60) -> tuple[np.ndarray, np.ndarray, Tensor]:
 
 @torch.inference_mode()
 def outputs(model: Any, x: Tensor, **options: Any) -> Tensor:
-    found = model(input_values=x, **options)
-    return found.regression_outputs if hasattr(found, "regression_outputs") else found.logits.softmax(-1)
+    output = model(input_values=x, **options)
+    return output.regression_outputs if hasattr(output, "regression_outputs") else output.logits.softmax(-1)
 
 
 @pytest.mark.real_device  # a stream has inference tensors
@@ -72,11 +72,11 @@ def outputs(model: Any, x: Tensor, **options: Any) -> Tensor:
 def test_a_stream_equals_the_whole(mixer: str, head: str) -> None:
     model = make(mixer, head)
     times, values, x = series()
-    whole, stream, at, found = outputs(model, x)[0], HEADS[head][1](model), 0, []
+    whole, stream, at, streamed = outputs(model, x)[0], HEADS[head][1](model), 0, []
     for size in (1, 7, 0, 20, 32):
-        found.append(stream.push(values[at : at + size], times[at : at + size]))
+        streamed.append(stream.push(values[at : at + size], times[at : at + size]))
         at += size
-    made = torch.cat(found)
+    made = torch.cat(streamed)
     torch.testing.assert_close(made if whole.dim() == 2 else made[-1], whole, rtol=0, atol=1e-9)
     stream.reset()
     again = stream.push(values, times + 1e6)  # only differences count
@@ -93,15 +93,15 @@ def test_padding_has_no_effect(head: str) -> None:
         mask = torch.ones(2, 60 + padding)
         mask[0, 60:] = 0
         both = torch.cat([x, torch.zeros(1, padding, 3)], 1).repeat(2, 1, 1)
-        found = outputs(model, both, attention_mask=mask)[0]
-        torch.testing.assert_close(found[:60] if whole.dim() == 2 else found, whole, rtol=0, atol=1e-9)
+        actual = outputs(model, both, attention_mask=mask)[0]
+        torch.testing.assert_close(actual[:60] if whole.dim() == 2 else actual, whole, rtol=0, atol=1e-9)
 
 
 def test_packed_series_are_those_alone() -> None:
     model, x = make(), series()[2]
-    found = outputs(model, torch.cat([x, x[:, :20]], 1), seq_idx=torch.tensor([[0] * 60 + [1] * 20]))[0]
-    torch.testing.assert_close(found[:60], outputs(model, x)[0], rtol=0, atol=1e-9)
-    torch.testing.assert_close(found[60:], outputs(model, x[:, :20])[0], rtol=0, atol=1e-9)
+    actual = outputs(model, torch.cat([x, x[:, :20]], 1), seq_idx=torch.tensor([[0] * 60 + [1] * 20]))[0]
+    torch.testing.assert_close(actual[:60], outputs(model, x)[0], rtol=0, atol=1e-9)
+    torch.testing.assert_close(actual[60:], outputs(model, x[:, :20])[0], rtol=0, atol=1e-9)
 
 
 def test_equal_times_are_those_of_samples_without() -> None:
@@ -118,11 +118,11 @@ def test_the_time_of_tokens_is_an_argument_of_the_backbone() -> None:
     model, x = make().model, series()[2]
     h, time = torch.randn(1, 60, 6, dtype=torch.float64), x[..., 0].clamp(min=0.01)
     with torch.no_grad():
-        found = model(inputs_embeds=h, token_time=time).last_hidden_state
-        assert not torch.allclose(found, model(inputs_embeds=h).last_hidden_state)
+        actual = model(inputs_embeds=h, token_time=time).last_hidden_state
+        assert not torch.allclose(actual, model(inputs_embeds=h).last_hidden_state)
         cut = torch.cat([h, h], 1), torch.cat([time, time], 1)
         twice = model(inputs_embeds=cut[0], token_time=cut[1]).last_hidden_state
-    torch.testing.assert_close(twice[:, :60], found, rtol=0, atol=1e-9)
+    torch.testing.assert_close(twice[:, :60], actual, rtol=0, atol=1e-9)
 
 
 def test_it_is_saved_and_trains(tmp_path: Path, device: torch.device) -> None:

@@ -161,8 +161,6 @@ def test_matrix_has_the_taps_on_its_diagonals() -> None:
         (torch.ones(1, 4, 2), torch.ones(3, 3), {}, "channels=2"),
         (torch.ones(1, 4, 2), torch.ones(2, 4), {"causal": False}, "an odd number of lags"),
         (torch.ones(1, 4, 2), torch.ones(2, 4), {"engine": "magic"}, "'magic'"),
-        (torch.ones(1, 4, 2), torch.ones(2, 4), {"tolerance": 0.1}, "is exact"),
-        (torch.ones(1, 4, 2), torch.ones(2, 4), {"tolerance": 0.1, "engine": "direct", "dilation": 2}, "is exact"),
     ],
 )
 def test_wrong_arguments_are_named(x: torch.Tensor, taps: torch.Tensor, options: dict, message: str) -> None:

@@ -13,10 +13,8 @@ from gated_layer import GatedLayer
 from torch import nn
 
 from lagwise.blocks import MegaBlock
-from lagwise.mixers import ShortConvMixer
-from lagwise.mixers.gtu import GTU
-from lagwise.mixers.tcn import TCNMixer
-from lagwise.mixers.toeplitz import ToeplitzMixer
+from lagwise.mixers import ShortConvMixer, TCNMixer
+from lagwise.mixers.toeplitz import GTU, ToeplitzMixer
 from lagwise.ops import fused
 from steps.triton_card import absent_card
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.compiler import find_compiler
-from lagwise.mixers.gtu import GTU
+from lagwise.mixers.toeplitz import GTU
 from lagwise.ops import native, toeplitz_product, toeplitz_reference
 from lagwise.ops.native import library
 from lagwise.ops.toeplitz import gated_product, spectral

@@ -18,11 +18,11 @@ from torch.utils._pytree import tree_leaves
 from lagwise.kernels import FrequencyKernel
 from lagwise.kernels.frequency import _tables
 from lagwise.mixers.attention import _slope_table
-from lagwise.mixers.causal_ski import _split_lags
+from lagwise.mixers.ski import _split_lags
 from lagwise.ops.constants import cached_tables
-from lagwise.ops.frequencies import inverse_of_parts
 from lagwise.ops.operation import exporting, in_graph
 from lagwise.ops.ski import SKIPlan
+from lagwise.ops.toeplitz.spectral import inverse_of_parts
 
 
 class Kinds(nn.Module):

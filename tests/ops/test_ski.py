@@ -42,10 +42,10 @@ def test_ski_equals_w_a_w_transposed(length: int, rank: int, degree: int) -> Non
     fast, exact = ski_product(x, a, degree=degree), ski_reference(x, a, degree=degree)
     torch.testing.assert_close(fast, exact, rtol=0, atol=1e-10)
     weight = torch.randn_like(fast)
-    for got, wanted in zip(
+    for got, expected in zip(
         torch.autograd.grad(fast, (x, a), weight), torch.autograd.grad(exact, (x, a), weight), strict=True
     ):
-        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-10)
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.covers("SKI-TNN §3.2.1")
@@ -68,8 +68,8 @@ def test_each_ragged_row_equals_w_a_w_transposed(rank: int, degree: int) -> None
     weight = torch.randn_like(x) * (x != 0)
     torch.testing.assert_close(fast * weight, exact * weight, rtol=0, atol=1e-10)
     gradients = (torch.autograd.grad(y, (tokens, a, local), weight, retain_graph=True) for y in (fast, exact))
-    for got, wanted in zip(*gradients, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-10)
+    for got, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4), (1, 3, 5), (2, 2, 5), (2, 3, 13)])
@@ -92,12 +92,12 @@ def test_causal_ski_equals_its_matrix(plan: SKIPlan, length: int) -> None:
     exact = torch.einsum("cij,bjc->bic", causal_ski_matrix(short, coarse, plan, length), x)
     torch.testing.assert_close(fast, exact, rtol=0, atol=1e-10)
     weight = torch.randn_like(fast)
-    for got, wanted in zip(
+    for got, expected in zip(
         torch.autograd.grad(fast, (x, values), weight, retain_graph=True),
         torch.autograd.grad(exact, (x, values), weight),
         strict=True,
     ):
-        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-10)
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.covers("SKI-TNN app. B")
@@ -151,30 +151,6 @@ def test_the_end_of_a_kernel_counts_as_error() -> None:
     box = torch.ones(1, 300, dtype=torch.float64)
     plan = SKIPlan()
     assert ski_error(box, plan) < 0.1 * ski_error(box, plan, ends=True)
-    x = torch.ones(1, 1000, 1, dtype=torch.float64)
-    y = toeplitz_product(x, box, engine="ski", tolerance=1e-2)
-    assert (y - toeplitz_product(x, box, engine="fft")).abs().max() <= 1e-2 * 300
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("length", [1, 2, 40, 700, 2000])
-@pytest.mark.parametrize("n_taps", [1, 30, 700, 3000])
-def test_as_an_engine_of_the_toeplitz_product(length: int, n_taps: int) -> None:
-    """For taps shorter than the signal and as long as it, values and gradients are within the tolerance."""
-    taps = (rpe_taps(0.99, 3000)[:, :n_taps] * (1 if n_taps > 2000 else 0.99 ** (3 * torch.arange(n_taps)))).clone()
-    taps.requires_grad_()
-    x = torch.rand(2, length, 6, dtype=torch.float64, requires_grad=True)
-    fast = toeplitz_product(x, taps, engine="ski", tolerance=2e-3)
-    exact = toeplitz_product(x, taps, engine="fft")
-    assert (fast - exact).abs().max() <= 4e-3 * exact.abs().max()
-    weight = torch.rand_like(fast)
-    for got, wanted in zip(
-        torch.autograd.grad(fast, (x, taps), weight), torch.autograd.grad(exact, (x, taps), weight), strict=True
-    ):
-        if got.shape == x.shape:
-            assert (got - wanted).abs().max() <= 8e-3 * wanted.abs().max()
-        else:  # what a tap's change does is spread over its neighbours; all of them together agree
-            torch.testing.assert_close(got.sum(1), wanted.sum(1), rtol=2e-2, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +161,7 @@ def test_as_an_engine_of_the_toeplitz_product(length: int, n_taps: int) -> None:
         (lambda: SKIPlan(8, 16, 1).check(), "width must be over 2 spacings"),
         (lambda: SKIPlan(8, 64, 2).check(), "odd"),
         (lambda: block_lag_products(torch.zeros(1, 9, 2), torch.zeros(1, 9, 2), 2, 1), "after the last"),
-        (lambda: toeplitz_product(torch.zeros(1, 9, 2), torch.zeros(2, 9), causal=False, engine="ski"), "causal"),
+        (lambda: toeplitz_product(torch.zeros(1, 9, 2), torch.zeros(2, 9), engine="ski"), "engine must be one of"),
     ],
 )
 def test_wrong_arguments_are_named(call: Callable[[], object], message: str) -> None:

@@ -24,6 +24,7 @@ def saved_model(tiny_recipe: Recipe, tmp_path: Path) -> Path:
     return run
 
 
+@pytest.mark.slow
 def test_a_model_of_short_texts_is_converted(tiny_recipe: Recipe, tmp_path: Path) -> None:
     """Its speed is measured within its limit, and a new conversion leaves no scores of an earlier one."""
     tiny_recipe.model["max_position_embeddings"] = 40

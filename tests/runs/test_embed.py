@@ -27,9 +27,9 @@ RECIPES = ("best-lm", "mega-lm", "tnn-lm", "transformer-alibi-lm")
 
 def make(recipe: str, **fields: Any) -> Any:
     torch.manual_seed(3)
-    found = load_recipe(recipe).model
+    of_recipe = load_recipe(recipe).model
     sizes = {"vocab_size": 258, "hidden_size": 24, "num_hidden_layers": 1, **fields}
-    config = LagwiseConfig(**{**found, **sizes, "causal": not recipe.endswith("mlm")})
+    config = LagwiseConfig(**{**of_recipe, **sizes, "causal": not recipe.endswith("mlm")})
     return (LagwiseForCausalLM if config.causal else LagwiseForMaskedLM)(config).eval()
 
 
@@ -42,8 +42,8 @@ def states(model: Any, tokens: np.ndarray) -> torch.Tensor:
     return model.model(torch.as_tensor(tokens)[None], use_cache=False).last_hidden_state[0]
 
 
-def close(found: Any, expected: Any) -> None:
-    torch.testing.assert_close(found.double(), normalize(expected.double(), dim=-1), rtol=1e-5, atol=1e-6)
+def close(actual: Any, expected: Any) -> None:
+    torch.testing.assert_close(actual.double(), normalize(expected.double(), dim=-1), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -57,9 +57,9 @@ def test_a_streamed_text_has_the_vector_of_the_whole(recipe: str, monkeypatch: p
         for pooling, expected in {"mean": [h.mean(0) for h in whole], "last": [h[-1] for h in whole]}.items():
             close(lagwise.embed(model, None, texts, pooling=pooling), torch.stack(expected))
             parts = [np.array_split(text, 5) for text in texts]
-            found = [*vectors(model, enumerate(parts), pooling=pooling)]
-            close(torch.stack([each.values for each in found]), torch.stack(expected))
-            assert [(each.document, each.tokens) for each in found] == [(0, 300), (1, 1), (2, 40)]
+            embedded = [*vectors(model, enumerate(parts), pooling=pooling)]
+            close(torch.stack([each.values for each in embedded]), torch.stack(expected))
+            assert [(each.document, each.tokens) for each in embedded] == [(0, 300), (1, 1), (2, 40)]
 
 
 @pytest.mark.parametrize("recipe", ["tnn-mlm", "transformer-learned-lm"])
@@ -82,10 +82,10 @@ def test_texts_longer_than_a_model_takes_are_read_in_windows_that_overlap(
 @pytest.mark.parametrize("recipe", ["best-lm", "tnn-mlm"])
 def test_windows_have_the_vectors_that_they_have_alone(recipe: str) -> None:
     model, texts = make(recipe).double(), [ids(100), ids(30, 1), ids(0), ids(64, 2)]
-    found = [*vectors(model, enumerate([text] for text in texts), window=30, stride=20)]
+    embedded = [*vectors(model, enumerate([text] for text in texts), window=30, stride=20)]
     starts = [(0, 0), (0, 20), (0, 40), (0, 60), (0, 80), (1, 0), (3, 0), (3, 20), (3, 40)]
-    assert [(each.document, each.start) for each in found] == starts
-    for each in found:
+    assert [(each.document, each.start) for each in embedded] == starts
+    for each in embedded:
         own = texts[each.document][each.start :][:30]
         assert each.tokens == len(own)
         close(each.values, states(model, own).mean(0))
@@ -128,12 +128,12 @@ def test_a_stopped_run_goes_on(run: Path, window: int | None, tmp_path: Path, mo
         assert not out.exists()
     with pytest.raises(FileExistsError, match=r"out.parquet.parts' has vectors of other texts"):
         embed_run(run, out=out, **{**given, "pooling": "last"})
-    found = embed_run(run, out=out, **given)
+    result = embed_run(run, out=out, **given)
     expected, table = parquet.read_table(whole), parquet.read_table(out)
-    assert found == {"vectors": len(expected), "earlier": 6, "empty": 1}
+    assert result == {"vectors": len(expected), "earlier": 6, "empty": 1}
     assert table.drop(["vector"]).equals(expected.drop(["vector"]))
-    found, others = (np.stack(each["vector"].to_numpy()) for each in (table, expected))
-    np.testing.assert_allclose(found, others, atol=1e-6)
+    result, others = (np.stack(each["vector"].to_numpy()) for each in (table, expected))
+    np.testing.assert_allclose(result, others, atol=1e-6)
     assert [each.name for each in out.parent.glob("out*")] == ["out.parquet"]
     assert embed_run(run, out=out, **given)["earlier"] == len(table)  # nothing is left to do
     if window is None:
@@ -184,9 +184,9 @@ def test_bad_input_is_named_before_anything_is_written(
 
 
 def test_models_without_states_of_tokens_are_refused(tmp_path: Path) -> None:
-    found = LagClassifier().fit(["good fun", "so dull", "good", "dull"], ["+", "-", "+", "-"])
+    classifier = LagClassifier().fit(["good fun", "so dull", "good", "dull"], ["+", "-", "+", "-"])
     with pytest.raises(ValueError, match=r"LinearForSequenceClassification has no hidden states"):
-        lagwise.embed(found.model_, found.tokenizer_, ["good"])
+        lagwise.embed(classifier.model_, classifier.tokenizer_, ["good"])
     values = LagwiseConfig(hidden_size=8, num_hidden_layers=1, inputs="values")
     with pytest.raises(ValueError, match="reads values, not text"):
         lagwise.embed(lagwise.LagwiseModel(values), None, [[1]])

@@ -68,9 +68,9 @@ def test_a_completion_whole_and_streamed(client: TestClient, scheduler: Schedule
     assert whole["usage"] == {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9}
     response = client.post("/v1/completions", json={**ASK, "stream": True, "stream_options": {"include_usage": True}})
     assert response.headers["content-type"].startswith("text/event-stream")
-    *pieces, last = events(response)
-    assert "".join(piece["choices"][0]["text"] for piece in pieces) == choice["text"]
-    assert [piece["choices"][0]["finish_reason"] for piece in pieces][-1] == "length"
+    *chunks, last = events(response)
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == choice["text"]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks][-1] == "length"
     assert last["usage"] == whole["usage"]
     assert last["choices"] == []
     ids = [WORDS.index(word) for word in PROMPT.split()]
@@ -105,8 +105,8 @@ def test_a_conversation(client: TestClient, talkative: PreTrainedTokenizerBase) 
     assert whole["usage"]["prompt_tokens"] == 3
     same = client.post("/v1/completions", json={**ASK, "prompt": "w3 w1 w2", "max_tokens": 5}).json()
     assert message["content"] == same["choices"][0]["text"]
-    pieces = events(client.post("/v1/chat/completions", json={**ask, "stream": True}))
-    deltas = [piece["choices"][0]["delta"] for piece in pieces]
+    chunks = events(client.post("/v1/chat/completions", json={**ask, "stream": True}))
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert deltas[0]["role"] == "assistant"
     assert "".join(delta.get("content", "") for delta in deltas) == message["content"]
 
@@ -149,7 +149,7 @@ def test_a_template_that_raises_an_error(
         ({"n": 2, "best_of": 3}, 400, "best_of must be n, 2"),
         ({"logprobs": 2, "echo": True}, 400, "logprobs is not supported with echo"),
         ({"logprobs": 21}, 400, "logprobs"),
-        ({"max_tokens": 501}, 400, "adds at most 500 tokens"),
+        ({"max_tokens": 501}, 400, "exceeds this server's limit of 500"),
         ({"max_tokens": 0}, 400, "max_tokens: Input should be greater than or equal to 1"),
         ({"temperature": 2.1}, 400, "temperature: Input should be less than or equal to 2"),
         ({"top_p": 0}, 400, "top_p: Input should be greater than 0"),
@@ -276,8 +276,8 @@ def test_several_texts(client: TestClient, scheduler: Scheduler) -> None:
         one = client.post("/v1/completions", json={**ask, "prompt": "w7", "n": 1, "best_of": 1, "seed": 4 + number})
         assert one.json()["choices"][0]["text"] == choices[3 + number]["text"]
     found, ends = [""] * 6, [None] * 6
-    for piece in events(client.post("/v1/completions", json={**ask, "stream": True})):
-        [choice] = piece["choices"]
+    for chunk in events(client.post("/v1/completions", json={**ask, "stream": True})):
+        [choice] = chunk["choices"]
         found[choice["index"]] += choice["text"]
         ends[choice["index"]] = choice["finish_reason"] or ends[choice["index"]]
     assert found == [each["text"] for each in choices]
@@ -289,8 +289,8 @@ def test_a_prompt_before_its_text(client: TestClient) -> None:
     plain = client.post("/v1/completions", json=ASK).json()["choices"][0]["text"]
     echoed = client.post("/v1/completions", json={**ASK, "echo": True}).json()["choices"][0]["text"]
     assert echoed == PROMPT + plain
-    pieces = events(client.post("/v1/completions", json={**ASK, "echo": True, "stream": True}))
-    assert "".join(piece["choices"][0]["text"] for piece in pieces) == echoed
+    chunks = events(client.post("/v1/completions", json={**ASK, "echo": True, "stream": True}))
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == echoed
 
 
 def test_probabilities_of_tokens(
@@ -306,9 +306,9 @@ def test_probabilities_of_tokens(
     for place, likely in enumerate(said["top_logprobs"]):
         best = expected[place + 2].topk(3)
         assert list(likely.values()) == pytest.approx(best.values.tolist(), abs=1e-9)
-    pieces = events(client.post("/v1/completions", json={**ASK, "stream": True, "logprobs": 3}))
-    told = [piece["choices"][0]["logprobs"] for piece in pieces if piece["choices"][0]["logprobs"]]
-    assert {name: [each for part in told for each in part[name]] for name in said} == said
+    chunks = events(client.post("/v1/completions", json={**ASK, "stream": True, "logprobs": 3}))
+    logprobs = [chunk["choices"][0]["logprobs"] for chunk in chunks if chunk["choices"][0]["logprobs"]]
+    assert {name: [each for part in logprobs for each in part[name]] for name in said} == said
     messages = [{"role": "user", "content": PROMPT}]
     ask = {"model": "small", "messages": messages, "max_tokens": 6, "temperature": 0}
     chat = client.post("/v1/chat/completions", json={**ask, "logprobs": True, "top_logprobs": 2}).json()
@@ -317,9 +317,9 @@ def test_probabilities_of_tokens(
     assert [each["logprob"] for each in content] == pytest.approx(said["token_logprobs"], abs=1e-9)
     assert [len(each["top_logprobs"]) for each in content] == [2] * 6
     ask |= {"logprobs": True, "top_logprobs": 2}
-    pieces = events(client.post("/v1/chat/completions", json={**ask, "stream": True}))
-    told = [piece["choices"][0]["logprobs"] for piece in pieces if piece["choices"][0]["logprobs"]]
-    assert [each for part in told for each in part["content"]] == content
+    chunks = events(client.post("/v1/chat/completions", json={**ask, "stream": True}))
+    logprobs = [chunk["choices"][0]["logprobs"] for chunk in chunks if chunk["choices"][0]["logprobs"]]
+    assert [each for part in logprobs for each in part["content"]] == content
     assert [bytes(each["bytes"]).decode() for each in content] == said["tokens"]
     refused = client.post("/v1/chat/completions", json={**ask, "logprobs": False})
     assert error(refused) == "top_logprobs needs logprobs: true"

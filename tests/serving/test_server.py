@@ -90,7 +90,7 @@ def test_openais_client(served: Served, tokenizer: PreTrainedTokenizerBase, monk
     )
     assert "".join(piece.choices[0].text for piece in streamed[:-1]) == whole.choices[0].text
     assert streamed[-1].usage == whole.usage
-    with pytest.raises(openai.BadRequestError, match="adds at most 20000 tokens"):
+    with pytest.raises(openai.BadRequestError, match="exceeds this server's limit of 20000"):
         client.completions.create(prompt=PROMPT, **{**ask, "max_tokens": LONG + 1})
     several = client.completions.create(prompt=[PROMPT, "w7"], logprobs=2, n=2, **ask)
     assert [choice.index for choice in several.choices] == [0, 1, 2, 3]
@@ -155,7 +155,7 @@ def test_a_slow_reader_does_not_block_others(model: LagwiseForCausalLM, tokenize
 def test_a_client_that_never_reads_is_disconnected(
     model: LagwiseForCausalLM, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lagwise.serving.app._GRACE", 0)
+    monkeypatch.setattr("lagwise.serving.app._GRACE_SECONDS", 0)
     served = Served(Scheduler(model, tokenizer, max_tokens=LONG, timeout=1), "small" * 1000)  # which every piece says
     try:
         half = socket.create_connection(("127.0.0.1", served.port))  # begins a request, and never ends it

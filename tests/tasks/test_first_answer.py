@@ -12,15 +12,14 @@ from every_task import CASES, recipe
 from scipy.sparse import csr_matrix
 from typer.testing import CliRunner
 
-from lagwise.analysis.recorded import recorded_run
-from lagwise.analysis.report import plot_run
+from lagwise.analysis.report import plot_run, training_facts
 from lagwise.cli.main import app
 from lagwise.models import load_model
 from lagwise.runs import evaluate_run, predict_run
 from lagwise.tasks import TASKS, Metric
 from lagwise.training import LagClassifier, load_recipe, make_task, read_metrics, resume, train
-from lagwise.training.closed_form import fit_linear
 from lagwise.training.first_answer import FILE, is_better, read_first_answer
+from lagwise.training.linear_fits import fit_linear
 
 _OF_ROWS = ("sequence_classification", "image_classification", "dna_classification")
 LABELLED = [name for name, case in CASES.items() if case.task in _OF_ROWS]
@@ -55,6 +54,11 @@ def test_a_first_answer_evaluates_predicts_and_reports_like_any_run(name: str, t
     assert not [path for path in run.rglob("*") if path.suffix in (".bin", ".pt", ".pkl")]
 
 
+def facts_of(run: Path) -> dict[str, str]:
+    own = load_recipe(str(run / "recipe.yaml"))
+    return training_facts(run, own, make_task(own), read_metrics(run))
+
+
 def words(tmp_path: Path, *overrides: str, wrong: bool = True) -> Path:
     """A run on texts, every third of them with a wrong label."""
     wanted = recipe("classes of text", tmp_path / "data", *overrides)
@@ -81,7 +85,7 @@ def test_the_better_model_is_kept_and_a_sentence_says_so(tmp_path: Path, capsys:
     ]
     reported = CliRunner().invoke(app, ["train", "--resume", str(run)], catch_exceptions=False).output
     assert f"with the first answer: validation accuracy {about['scores']['accuracy']:.4f}" in reported
-    assert recorded_run(run).facts()["model"] == "the first answer"
+    assert facts_of(run)["model"] == "the first answer"
 
 
 def test_reports_name_a_model_of_both_and_its_score(tmp_path: Path) -> None:
@@ -90,7 +94,7 @@ def test_reports_name_a_model_of_both_and_its_score(tmp_path: Path) -> None:
     score = f"{about['trained']['accuracy']:.4f}"
     reported = CliRunner().invoke(app, ["train", "--resume", str(run)], catch_exceptions=False).output
     assert f"with the first answer and the trained layers: validation accuracy {score}" in reported
-    facts = recorded_run(run).facts()
+    facts = facts_of(run)
     assert facts["validation accuracy of both"] == score
     assert facts["model"] == f"the first answer and the layers, with a share of {about['share']:.2f}"
 

@@ -16,8 +16,7 @@ from lagwise.models import load_model
 from lagwise.runs import evaluate_run
 from lagwise.tasks.labelled import LabelledRows
 from lagwise.training import read_metrics, train
-from lagwise.training.first_answer import FOLDER, read_first_answer
-from lagwise.training.kept_answer import best_share, mixed
+from lagwise.training.first_answer import FOLDER, best_share, mixed, read_first_answer
 
 RANDOM = np.random.default_rng(0)
 

@@ -20,7 +20,7 @@ from lagwise.runs import evaluate_run, predict_run
 from lagwise.tasks import SequenceClassification
 from lagwise.tasks.scores import best_threshold, several_scores
 from lagwise.training import make_task, train
-from lagwise.training.closed_form import fit_linear
+from lagwise.training.linear_fits import fit_linear
 
 
 @pytest.mark.parametrize("first", ["only", "none"])
@@ -67,7 +67,7 @@ def test_the_model_is_compared_at_its_own_threshold(tmp_path: Path) -> None:
         class config:
             threshold = None
 
-    moved = data.calibrated(Model, logits, true)
+    moved = data.calibrate(Model, logits, true)
     assert data.metrics(0.0, moved, true)["exact_match"] == 1
     assert data.metrics(0.0, logits, true)["exact_match"] < 1
     assert 0.05 <= Model.config.threshold < 0.27

@@ -116,7 +116,7 @@ def test_predicted_events_are_positions_in_the_series(runs: dict[str, Path]) -> 
         ("task.class_weights={beats: 2}", "unknown class in `class_weights`: 'beats'; did you mean 'beat'"),
         ("task.class_weights={beat: 0}", "must be greater than 0"),
         ("task.events=null", "belong together"),
-        ("task.values=series", "no column 'series'"),
+        ("task.values=series", "unknown column: 'series'"),
         ("data.lengths=[16, 32]", "`lengths` does not apply"),
     ],
 )

@@ -136,6 +136,7 @@ def test_layers_share_a_graph(lengths: list[int] | None, tiny_recipe: Recipe, gr
     assert list(graphs) == [True]
 
 
+@pytest.mark.slow
 def test_resuming_is_exact(tiny_recipe: Recipe, tmp_path: Path, graphs: Graphs) -> None:
     run, part = tmp_path / "run", tmp_path / "part"
     train(changed(tiny_recipe, compile=True), run, progress=False)

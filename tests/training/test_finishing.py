@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lagwise.cli.main import app
-from lagwise.tasks.classification_results import constant_note, constant_of
+from lagwise.tasks.labelled import constant_note, constant_of
 from lagwise.training import load_recipe, train
 
 _SHORT = ["training.epochs=1", "training.least_steps=0", "model.hidden_size=8", "training.report_to=none"]

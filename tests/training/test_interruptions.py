@@ -12,7 +12,7 @@ import torch
 from run_results import weights
 
 from lagwise.training import Recipe, read_metrics, resume, train
-from lagwise.training.checkpoints import checkpoints, newest_whole_checkpoint
+from lagwise.training.folder import checkpoints, newest_whole_checkpoint
 from lagwise.training.trainer import LagwiseTrainer
 
 
@@ -23,7 +23,8 @@ def test_a_damaged_checkpoint_is_skipped(tiny_run: Path) -> None:
     assert newest_whole_checkpoint(tiny_run) == first
     (first / "optimizer.pt").write_bytes(b"no zip")
     with pytest.raises(
-        ValueError, match=r"no checkpoint to resume.*truncated.*; checkpoint-3: optimizer\.pt is missing or damaged"
+        ValueError,
+        match=r"no checkpoint .*: model\.saf.* damaged; checkpoint-3: optimizer\.pt is missing or damaged",
     ):
         newest_whole_checkpoint(tiny_run)
 

@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 from lagwise.models import load_model
 from lagwise.models.presets import GRID_PRESETS, PRESETS
 from lagwise.runs import evaluate_run, predict_run
-from lagwise.training import Recipe, check_recipe, load_recipe, planning, read_metrics, recipe_names, resume, train
+from lagwise.training import Recipe, check_recipe, load_recipe, read_metrics, recipe_names, resume, setup, train
 from lagwise.training import run as run_module
-from lagwise.training.checkpoints import evaluations_since_best
 from lagwise.training.model import build_model, with_start
+from lagwise.training.trainer import evaluations_since_best
 
 
 def _stop(*args: object) -> None:
@@ -261,7 +261,7 @@ def test_a_start_brings_no_scale_of_its_data(tmp_path: Path) -> None:
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Recipes whose steps were timed: 2 seconds a step and 3 an evaluation."""
     seen: list[Any] = []
-    monkeypatch.setattr(planning, "measured", lambda recipe, data: seen.append(recipe) or (2.0, 3.0))
+    monkeypatch.setattr(setup, "measured", lambda recipe, data: seen.append(recipe) or (2.0, 3.0))
     return seen
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lagwise.models.loading import load_model
-from lagwise.training import Recipe, load_recipe, planning, train
+from lagwise.training import Recipe, load_recipe, setup, train
 
 
 @pytest.mark.parametrize(
@@ -18,8 +18,8 @@ def test_long_trainings_on_long_texts_read_byte_pairs(
 ) -> None:
     tiny_recipe.data.tokenizer, tiny_recipe.training.steps = "auto", steps
     tokens = tiny_recipe.training.batch_size * tiny_recipe.data.length
-    monkeypatch.setattr(planning, "_MIN_TOKENS_READ", 10 * tokens)
-    monkeypatch.setattr(planning, "_MIN_TEXT_BYTES", text)
+    monkeypatch.setattr(setup, "_MIN_TOKENS_READ", 10 * tokens)
+    monkeypatch.setattr(setup, "_MIN_TEXT_BYTES", text)
     run = train(tiny_recipe, tmp_path / "run", progress=False)
     assert load_recipe(str(run / "recipe.yaml")).data.tokenizer == ("bpe" if vocabulary == 4096 else "bytes")
     assert len(load_model(run)[1]) <= vocabulary

@@ -20,8 +20,7 @@ from transformers import TrainingArguments
 
 from lagwise.process import Stopped
 from lagwise.training import Recipe, read_metrics, resume, train, train_or_resume
-from lagwise.training.checkpoints import checkpoints
-from lagwise.training.processes import check_restarts
+from lagwise.training.folder import checkpoints
 from lagwise.training.setup import _use_one_gpu
 from lagwise.training.trainer import LagwiseTrainer
 
@@ -47,6 +46,7 @@ def stopped_in_one(recipe: Recipe, out: Path, number: signal.Signals) -> None:
         sys.exit(100 + stop.number)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.cpu  # two processes would need two GPUs
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -93,16 +93,6 @@ def test_one_process_uses_one_gpu(tiny_recipe: Recipe, tmp_path: Path, monkeypat
     with pytest.warns(UserWarning, match=r"one of 4 GPUs; .*: torchrun --nproc-per-node 4"):
         _use_one_gpu(arguments)
     assert (arguments.n_gpu, arguments.train_batch_size) == (1, arguments.per_device_train_batch_size)
-
-
-@pytest.mark.parametrize(("restarts", "shared", "warned"), [("3", "0", 1), ("3", "1", 0), ("0", "0", 0)])
-def test_restarts_that_may_hang_are_told(
-    restarts: str, shared: str, warned: int, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
-) -> None:
-    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", restarts)
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", shared)
-    check_restarts()
-    assert sum("TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in str(each.message) for each in recwarn) == warned
 
 
 def torchrun(*arguments: str, restarts: int = 0) -> subprocess.Popen[str]:

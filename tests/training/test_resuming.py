@@ -12,7 +12,7 @@ from run_results import losses, resume_from_first, weights
 from safetensors.torch import load_file
 
 from lagwise.training import Recipe, load_recipe, read_metrics, train
-from lagwise.training.checkpoints import checkpoints
+from lagwise.training.folder import checkpoints
 
 
 def _lengths(recipe: Recipe) -> None:

@@ -17,8 +17,8 @@ from run_results import assert_equal_runs
 from lagwise.files import read_json
 from lagwise.models.loading import read_config
 from lagwise.training import Recipe, resume, train
-from lagwise.training.checkpoints import checkpoints
 from lagwise.training.first_answer import read_first_answer
+from lagwise.training.folder import checkpoints
 
 # Two processes would need two GPUs.
 pytestmark = [pytest.mark.cpu, pytest.mark.skipif(os.name != "posix", reason="needs fork")]
@@ -82,7 +82,7 @@ def test_two_processes_share_weights_and_resume(tiny_recipe: Recipe, tmp_path: P
     assert run_together(resume_quietly, run) == [0, 0]
     assert_equal_runs(run, one)
     assert_equal_runs(resume(alone, progress=False), one)
-    with pytest.raises(ValueError, match=r"checkpoint-3: shards/__1_0\.distcp is missing or cut short"):
+    with pytest.raises(ValueError, match=r"checkpoint-3: shards/__1_0\.distcp is missing or damaged"):
         resume(tmp_path / "cut", progress=False)
 
 

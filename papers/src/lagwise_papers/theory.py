@@ -36,7 +36,7 @@ def smooth_kernel(lag: Tensor) -> Tensor:
 def ski_error_bound(
     kernel: Callable[[Tensor], Tensor] = smooth_kernel, *, length: int = 256, rank: int = 32, degree: int = 1
 ) -> SKIErrorBound:
-    """Both sides of SKI-TNN th. 1.
+    """Compute both sides of SKI-TNN th. 1.
 
     Formula: ``|W A Wᵀ - T_opt| <= sqrt(n r) m L ((N + 1) sqrt(n) + min(s_1(F), s_1(B)) / s_r(A)) + |F A^-1 B - T_opt|``
     in the spectral norm, with T_opt the best matrix of rank r, L a bound on the derivative of order N + 1, s_i singular
@@ -78,7 +78,7 @@ def ski_error_bound(
 
 @torch.no_grad()
 def random_responses(activation: str, inputs: str, *, grid: int = 2048) -> tuple[np.ndarray, np.ndarray]:
-    """Frequency response and taps, each ``(8, grid + 1)``, of a kernel at its initialisation (SKI-TNN app. E.3
+    """Draw the frequency response and taps, each ``(8, grid + 1)``, of a kernel at its initialisation (SKI-TNN app. E.3
     and fig. 4, 5 and 6), in float64."""
     torch.manual_seed(0)
     kernel = FrequencyKernel(8, activation=activation, inputs=inputs, grid=grid).double()
@@ -87,7 +87,7 @@ def random_responses(activation: str, inputs: str, *, grid: int = 2048) -> tuple
 
 
 def decay_order(taps: np.ndarray, first: int = 8, last: int = 64) -> float:
-    """How fast taps decay: p in ``max |k(l)| ~ l^-p`` between two lags, by least squares in the logarithms.
+    """Estimate how fast taps decay: p in ``max |k(l)| ~ l^-p`` between two lags, by least squares in the logarithms.
 
     SKI-TNN th. 2 and 3 state that the taps of GELU and SiLU decay faster than any p, SKI-TNN th. 4 for ReLU only that
     their squares can be summed.
@@ -101,7 +101,8 @@ def decay_order(taps: np.ndarray, first: int = 8, last: int = 64) -> float:
 
 @torch.no_grad()
 def curved_share(*, normalize: bool, points: int = 4096) -> float:
-    """Share of an interval in which a random ReLU network of one number is not a straight line (SKI-TNN prop. 1).
+    """Compute the share of an interval in which a random ReLU network of one number is not a straight line (SKI-TNN
+    prop. 1).
 
     Computed from second differences on a fine grid: those of a piecewise linear function are nonzero only at its kinks,
     a vanishing share. The proposition holds without the norm. With it, it does not: a norm divides by the size of its
@@ -119,7 +120,7 @@ def _norm(matrix: Tensor) -> float:
 
 
 def _derivative(kernel: Callable[[Tensor], Tensor], length: int, order: int) -> float:
-    """Largest derivative of that order over the lags of the signal, by automatic differentiation."""
+    """Compute the largest derivative of that order over the lags of the signal, by automatic differentiation."""
     lag = torch.linspace(1 - length, length - 1, 8 * length, dtype=torch.float64, requires_grad=True)
     value = kernel(lag)
     for _ in range(order):

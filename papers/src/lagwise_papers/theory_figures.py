@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def error_bounds(curves: Mapping[str, Sequence[SKIErrorBound]]) -> Figure:
-    """SKI's spectral error, theorem 1's bound and the Nyström error over the rank, one panel per degree (SKI-TNN th.
-    1)."""
+    """Plot SKI's spectral error, theorem 1's bound and the Nyström error over the rank, one panel per degree (SKI-TNN
+    th. 1)."""
     plt = pyplot()
     figure, grid = plt.subplots(1, len(curves), figsize=(4.2 * len(curves), 3.6), layout="constrained", squeeze=False)
     for axes, (title, points) in zip(grid.flat, curves.items(), strict=True):
@@ -36,8 +36,8 @@ def error_bounds(curves: Mapping[str, Sequence[SKIErrorBound]]) -> Figure:
 
 
 def decay_by_activation(responses: Mapping[tuple[str, str], tuple[np.ndarray, np.ndarray]]) -> Figure:
-    """Frequency responses and sizes of taps, one row per activation and two columns per input (SKI-TNN fig. 4, 5 and
-    6)."""
+    """Plot frequency responses and sizes of taps, one row per activation and two columns per input (SKI-TNN fig. 4, 5
+    and 6)."""
     plt = pyplot()
     activations = list(dict.fromkeys(a for a, _ in responses))
     inputs = list(dict.fromkeys(i for _, i in responses))
@@ -58,7 +58,7 @@ def decay_by_activation(responses: Mapping[tuple[str, str], tuple[np.ndarray, np
 
 
 def curved_shares(shares: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
-    """Share of grid points where a ReLU network bends, over the points of the grid (SKI-TNN prop. 1)."""
+    """Plot the share of grid points where a ReLU network bends, over the points of the grid (SKI-TNN prop. 1)."""
     figure, axes = single()
     for name, points in shares.items():
         axes.plot(*columns([(float(n), share) for n, share in points]), marker="o", label=name)
@@ -85,9 +85,9 @@ def plot_theory(folder: Path) -> list[Path]:
         "proposition-1": curved_shares(shares),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
+    files = []
     for name, figure in figures.items():
-        written.append(folder / f"{name}.png")
-        figure.savefig(written[-1], dpi=110)
+        files.append(folder / f"{name}.png")
+        figure.savefig(files[-1], dpi=110)
         close(figure)
-    return written
+    return files

@@ -32,6 +32,7 @@ def test_baselines_equal_the_layer_they_replace(peer: type) -> None:
     torch.testing.assert_close(torch.stack(tokens, 1), mixer(x)[:, 250:], rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_every_layer_is_checked_and_timed(tmp_path: Path) -> None:
     out = tmp_path / "generate.json"
     arguments = ["--lengths", "40", "--batches", "1,2", "--what", "layers", "--channels", "16", "--repeats", "2"]

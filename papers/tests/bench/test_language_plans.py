@@ -48,8 +48,8 @@ def test_steps_are_planned_for_what_evaluations_leave(tmp_path: Path, monkeypatc
 
     def measured(command: Any, **_: Any) -> Any:
         asked.append(json.loads(command[-1]))
-        found = [{"seconds": 0.5, "evaluation_seconds": 10.0} for _ in asked[-1]]
-        return type("Done", (), {"stdout": "noise\n" + json.dumps(found)})
+        costs_of_jobs = [{"seconds": 0.5, "evaluation_seconds": 10.0} for _ in asked[-1]]
+        return type("Done", (), {"stdout": "noise\n" + json.dumps(costs_of_jobs)})
 
     monkeypatch.setattr("lagwise_papers.bench.run_queue.subprocess.run", measured)
     jobs = {"one": ("tnn-lm", ["training.learning_rate=0.1"]), "two": ("tnn-lm", ["model.hidden_size=64"])}
@@ -67,21 +67,21 @@ def test_steps_are_planned_for_what_evaluations_leave(tmp_path: Path, monkeypatc
 @pytest.mark.slow
 def test_costs_are_measured_with_micro_batches() -> None:
     small = ["model.hidden_size=8", "model.num_hidden_layers=1", "training.batch_size=4"]
-    found = costs([("tnn-digits", small), ("tnn-digits", [*small, "training.accumulate=2"])])
-    assert all(each["seconds"] > 0 and each["evaluation_seconds"] > 0 for each in found)
+    measured = costs([("tnn-digits", small), ("tnn-digits", [*small, "training.accumulate=2"])])
+    assert all(each["seconds"] > 0 and each["evaluation_seconds"] > 0 for each in measured)
 
 
 def test_the_recipe_is_the_best_candidate(tmp_path: Path) -> None:
-    found = load_recipe(str(best_recipe("conv-fd-local-input+4@3.6", 0.004, "stdlib", tmp_path)))
+    best = load_recipe(str(best_recipe("conv-fd-local-input+4@3.6", 0.004, "stdlib", tmp_path)))
     shipped = load_recipe("best-lm")
-    assert shipped.model == found.model == load_recipe("demo").model
-    assert shipped.training.batch_size == found.training.batch_size
+    assert shipped.model == best.model == load_recipe("demo").model
+    assert shipped.training.batch_size == best.training.batch_size
 
 
 def test_candidates_for_the_best_language_model_can_be_built(tmp_path: Path) -> None:
     for name in (*BASELINES, *CANDIDATES):
-        found = load_recipe(str(best_recipe(name, 0.004, "stdlib", tmp_path)))
+        best = load_recipe(str(best_recipe(name, 0.004, "stdlib", tmp_path)))
         with torch.device("meta"):
-            made = LagwiseForCausalLM(LagwiseConfig(vocab_size=8, **found.model))
+            made = LagwiseForCausalLM(LagwiseConfig(vocab_size=8, **best.model))
         assert 4e5 < sum(parameter.numel() for parameter in made.parameters()) < 4e6, name
         assert made.model.has_state, name

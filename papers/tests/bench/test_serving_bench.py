@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -41,7 +42,7 @@ def server() -> Iterator[Server]:
     thread = threading.Thread(target=listening.serve_forever, args=(0.01,))
     thread.start()
     Echo.asked.clear()
-    yield Server("lagwise", listening.server_port, "m")
+    yield Server("lagwise", listening.server_port, "m", os.getpid())
     listening.shutdown()
     thread.join()
     listening.server_close()

@@ -115,6 +115,7 @@ def test_listops_is_written_and_read_in_the_published_format(tmp_path: Path, mon
         generate("lra-listops", tmp_path / "listops", rows=100, seed=0, texts=None, progress=False)
 
 
+@pytest.mark.slow
 def test_held_out_rows_are_in_no_training_part_of_another_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes below and above the full one; a larger set begins with the rows of a smaller one."""
     monkeypatch.setattr(generated, "_ROWS", {"train": 300, "valid": 4, "test": 4})
@@ -131,6 +132,7 @@ def test_held_out_rows_are_in_no_training_part_of_another_size(tmp_path: Path, m
     assert len({row for found in parts.values() for row in found[400]}) == 416
 
 
+@pytest.mark.slow
 def test_a_killed_generation_is_begun_again(tmp_path: Path) -> None:
     write = "import sys; from pathlib import Path; from lagwise_papers.data import generated; import os;"
     write += "generated.GENERATED['lra-listops'] = lambda out, **_: ((out / 'part').touch(), os.kill(os.getpid(), 9));"

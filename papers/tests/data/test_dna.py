@@ -13,7 +13,7 @@ import torch
 from lagwise.data import load_tokenizer, open_rows, open_source, prepare_labelled
 from lagwise.data.batches import BucketedExamples
 from lagwise.data.examples import ChangedExamples
-from lagwise.data.row_files import read_table
+from lagwise.data.reading import read_table
 from lagwise.runs import predict_run
 from lagwise.training import load_recipe, make_task, train
 from lagwise_papers.data.dna import complements, either_strand

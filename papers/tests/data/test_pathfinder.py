@@ -69,6 +69,7 @@ def test_images_show_the_distractors_that_fit() -> None:
     assert np.corrcoef(paddle, shapes)[0, 1] > 0.9
 
 
+@pytest.mark.slow
 @every_side
 def test_contours_have_the_published_geometry(side: int) -> None:
     _, labels, shapes, marks = drawn(side)

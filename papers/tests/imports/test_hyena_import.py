@@ -56,14 +56,14 @@ def weights(*, classes: int = 0) -> dict[str, Tensor]:
         shapes |= {f"{layer}.mlp.fc2.weight": (WIDTH, INNER), f"{layer}.mlp.fc2.bias": (WIDTH,)}
     shapes |= {f"{norm}.{part}": (WIDTH,) for norm in norms for part in PARTS}
     shapes |= {"score.weight": (classes, WIDTH)} if classes else {"lm_head.weight": (16, WIDTH)}
-    found = {name: torch.randn(shape) for name, shape in shapes.items()}
+    tensors = {name: torch.randn(shape) for name, shape in shapes.items()}
     tables = hyena_tables(WIDTH, LENGTH, FEATURES)
-    return found | {f"{BACKBONE}.layers.{i}.mixer.{k}": v.clone() for i in range(LAYERS) for k, v in tables.items()}
+    return tensors | {f"{BACKBONE}.layers.{i}.mixer.{k}": v.clone() for i in range(LAYERS) for k, v in tables.items()}
 
 
-def hidden(given: dict[str, Tensor], ids: Tensor) -> Tensor:
+def hidden(tensors: dict[str, Tensor], ids: Tensor) -> Tensor:
     """Their last hidden states of one sequence."""
-    own = {name.removeprefix(f"{BACKBONE}."): value.double() for name, value in given.items()}
+    own = {name.removeprefix(f"{BACKBONE}."): value.double() for name, value in tensors.items()}
     x = own["embeddings.word_embeddings.weight"][ids]
     for i in range(LAYERS):
         layer = {k.removeprefix(f"layers.{i}."): v for k, v in own.items() if k.startswith(f"layers.{i}.")}
@@ -74,21 +74,21 @@ def hidden(given: dict[str, Tensor], ids: Tensor) -> Tensor:
     return layer_norm(own, "ln_f", x)
 
 
-def saved(folder: Path, values: dict[str, Any], given: dict[str, Tensor]) -> Path:
+def saved(folder: Path, values: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(values))
-    save_file(given, folder / "model.safetensors")
+    save_file(tensors, folder / "model.safetensors")
     return folder
 
 
 def test_logits_equal_their_formulas_and_stream(tmp_path: Path, device: torch.device) -> None:
-    given = weights()
-    result = import_run(saved(tmp_path / "theirs", VALUES, given), tmp_path / "run")
+    tensors = weights()
+    result = import_run(saved(tmp_path / "theirs", VALUES, tensors), tmp_path / "run")
     assert result["model"] == "LagwiseForCausalLM"
     assert "no_tokenizer" not in result
     model, tokenizer = load_model(tmp_path / "run", device=device)
     ids = torch.randint(0, 12, (1, LENGTH))
-    expected = hidden(given, ids[0]) @ given["lm_head.weight"].double().t()
+    expected = hidden(tensors, ids[0]) @ tensors["lm_head.weight"].double().t()
     with torch.no_grad():
         logits = model(ids).logits[0].double()
         cache, parts = None, []
@@ -99,8 +99,8 @@ def test_logits_equal_their_formulas_and_stream(tmp_path: Path, device: torch.de
         padded = torch.cat([torch.full((1, 3), 4), ids[:, :20]], 1)
         left = model(padded, attention_mask=(torch.arange(23) >= 3)[None].long()).logits[0, 3:].double()
     scale = float(expected.abs().max())
-    for found in (logits, torch.cat(parts)):
-        torch.testing.assert_close(found, expected, rtol=0, atol=4e-5 * scale)
+    for actual in (logits, torch.cat(parts)):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=4e-5 * scale)
     torch.testing.assert_close(left, expected[:20], rtol=0, atol=2e-5 * scale)
     with pytest.raises(ValueError, match=f"at most {LENGTH} tokens"):
         model(torch.zeros(1, LENGTH + 1, dtype=torch.long))
@@ -132,40 +132,40 @@ def test_a_genome_has_a_vector(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stored", [True, False])
 def test_an_output_layer_may_be_that_of_the_embeddings(stored: bool) -> None:
-    given = weights()
-    embedding = given[f"{BACKBONE}.embeddings.word_embeddings.weight"]
-    given["lm_head.weight"] = embedding.clone()
+    tensors = weights()
+    embedding = tensors[f"{BACKBONE}.embeddings.word_embeddings.weight"]
+    tensors["lm_head.weight"] = embedding.clone()
     if not stored:
-        del given["lm_head.weight"]
-    model: Any = from_hyena_dna(VALUES, given)
+        del tensors["lm_head.weight"]
+    model: Any = from_hyena_dna(VALUES, tensors)
     assert model.lm_head.weight is model.model.embed_tokens.weight
     torch.testing.assert_close(model.lm_head.weight, embedding)
 
 
 def test_a_classifier_is_a_run(tmp_path: Path) -> None:
     """It pools the last token, and its output layer has no bias."""
-    given = weights(classes=3)
+    tensors = weights(classes=3)
     values = {
         **VALUES,
         "architectures": ["HyenaDNAForSequenceClassification"],
         "id2label": {"0": "a", "1": "b", "2": "c"},
     }
     values["label2id"] = {"a": 0, "b": 1, "c": 2}
-    import_run(saved(tmp_path / "theirs", values, given), tmp_path / "run", text=["sequence"])
+    import_run(saved(tmp_path / "theirs", values, tensors), tmp_path / "run", text=["sequence"])
     model, _ = load_model(tmp_path / "run")
     rows = [{"sequence": "ACGGTCA"}, {"sequence": "TT"}]
-    found = predict_run(tmp_path / "run", rows, progress=False)
-    for row, scores in zip(rows, found, strict=True):
+    predictions = predict_run(tmp_path / "run", rows, progress=False)
+    for row, scores in zip(rows, predictions, strict=True):
         ids = torch.tensor(["ACGTN".index(letter) + 7 for letter in row["sequence"]])
-        expected = (hidden(given, ids)[-1] @ given["score.weight"].double().t()).softmax(0)
+        expected = (hidden(tensors, ids)[-1] @ tensors["score.weight"].double().t()).softmax(0)
         assert [scores[f"p({name})"] for name in "abc"] == pytest.approx(expected.tolist(), abs=1e-4)
     assert model.config.pooling == "last"
 
 
 def changed(name: str, change: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-    given = weights()
-    given[f"{BACKBONE}.layers.1.mixer.{name}"] = change(given[f"{BACKBONE}.layers.1.mixer.{name}"])
-    return given
+    tensors = weights()
+    tensors[f"{BACKBONE}.layers.1.mixer.{name}"] = change(tensors[f"{BACKBONE}.layers.1.mixer.{name}"])
+    return tensors
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from lagwise.kernels import LagKernel
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_NEAR = 64  # lags drawn to scale
+_LINEAR_LAGS = 64  # drawn on a linear axis
 
 
 @dataclass(frozen=True)
@@ -67,21 +67,21 @@ def learned_kernels(model: nn.Module, length: int) -> list[LayerKernel]:
 
 def _position(path: str) -> str:
     """Return a kernel's position in the model, from the numbers and the axis in the module's name."""
-    parts = path.split(".")
-    numbers = ".".join(part for part in parts if part.isdecimal())
-    return " ".join([numbers or "0", *(part for part in parts if part in ("rows", "columns"))])
+    names = path.split(".")
+    numbers = ".".join(name for name in names if name.isdecimal())
+    return " ".join([numbers or "0", *(name for name in names if name in ("rows", "columns"))])
 
 
 def kernel_curves(kernels: Sequence[LayerKernel]) -> Figure:
     """Plot taps over lag, one panel per layer: a few channels, and the mean size over all in the colour of the text."""
-    figure, drawn = panels(len(kernels), height=2.2)
-    for axes, kernel in zip(drawn, kernels, strict=True):
+    figure, panel_axes = panels(len(kernels), height=2.2)
+    for axes, kernel in zip(panel_axes, kernels, strict=True):
         lags = kernel.lags + (0 if kernel.origin else 1)
-        chosen = np.linspace(0, kernel.taps.shape[0] - 1, 6).astype(int)
-        axes.plot(lags, kernel.taps[chosen].T, linewidth=0.6, alpha=0.7)
+        channels = np.linspace(0, kernel.taps.shape[0] - 1, 6).astype(int)
+        axes.plot(lags, kernel.taps[channels].T, linewidth=0.6, alpha=0.7)
         axes.plot(lags, np.abs(kernel.taps).mean(axis=0), color="black", linewidth=1.2)
         axes.set(title=f"layer {kernel.layer}", xlabel="lag" if kernel.origin else "lag + 1")
-        if 0 < kernel.origin <= _NEAR:
+        if 0 < kernel.origin <= _LINEAR_LAGS:
             axes.set_xticks([-kernel.origin, 0, kernel.origin])
         elif kernel.origin:
             axes.set_xscale("symlog")
@@ -94,17 +94,17 @@ def kernel_curves(kernels: Sequence[LayerKernel]) -> Figure:
     return figure
 
 
-def kernel_matrices(kernels: Sequence[LayerKernel], *, size: int = _NEAR) -> Figure:
+def kernel_matrices(kernels: Sequence[LayerKernel], *, size: int = _LINEAR_LAGS) -> Figure:
     """Draw the Toeplitz matrix of every layer, mean |t_{i-j}| over channels (TNN fig. 3), for at most ``size``
     tokens."""
     from matplotlib.colors import LogNorm
 
-    figure, drawn = panels(len(kernels), height=2.6)
-    for axes, kernel in zip(drawn, kernels, strict=True):
+    figure, panel_axes = panels(len(kernels), height=2.6)
+    for axes, kernel in zip(panel_axes, kernels, strict=True):
         matrix = kernel.matrix(min(size, int(np.abs(kernel.lags).max()) + 1))
-        shown = np.ma.masked_less_equal(matrix, 0)
+        positive = np.ma.masked_less_equal(matrix, 0)
         largest = max(matrix.max(), 1e-9)  # a kernel may be zero
-        image = axes.imshow(shown, norm=LogNorm(vmin=largest * 1e-3, vmax=largest), cmap="viridis")
+        image = axes.imshow(positive, norm=LogNorm(vmin=largest * 1e-3, vmax=largest), cmap="viridis")
         axes.set(title=f"layer {kernel.layer}", xlabel="from token j", ylabel="to token i")
         figure.colorbar(image, ax=axes, shrink=0.8)
     figure.suptitle("Toeplitz matrices: mean size over channels")

@@ -50,16 +50,16 @@ def write_page(folder: Path, title: str, sections: Sequence[Section]) -> list[Pa
     text = (resources.files("lagwise.analysis") / "report.html").read_text(encoding="utf-8")
     template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(text)
     (folder / "plots").mkdir(parents=True, exist_ok=True)
-    written, shown = [], []
+    files, contexts = [], []
     for section in sections:
         plots = {}
         for name, figure in section.plots.items():
-            written.append(folder / "plots" / f"{name}.png")
-            figure.savefig(written[-1], dpi=130)
+            files.append(folder / "plots" / f"{name}.png")
+            figure.savefig(files[-1], dpi=130)
             plots[name] = inline_svg(figure, name)
             close(figure)
         anchor = section.title.lower().replace(" ", "-")
-        shown.append({**vars(section), "anchor": anchor, "plots": plots})
+        contexts.append({**vars(section), "anchor": anchor, "plots": plots})
     page = folder / REPORT_FILE
-    page.write_text(template.render(title=title, sections=shown), encoding="utf-8")
-    return [*written, page]
+    page.write_text(template.render(title=title, sections=contexts), encoding="utf-8")
+    return [*files, page]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from lagwise.analysis.kernels import kernel_curves, kernel_matrices, learned_kernels
 from lagwise.analysis.page import Section, write_page
-from lagwise.analysis.recorded import recorded_run, training_command, undamaged
+from lagwise.files import RECIPE_FILE, RUN_FILE, TOKENIZER, beside, one_line, read_json
 from lagwise.models import generate_text, load_model
 from lagwise.models.embeddings import patch_side
+from lagwise.runs.evaluate import EVALUATION_FILE, open_run
 from lagwise.tasks import Table
+from lagwise.training import final_model, joined_answer, kept_first_answer, logged_headline, read_metrics
 
-_KERNEL_LENGTH = 2048  # lags of a learned kernel that are drawn
+_MAX_KERNEL_LAGS = 2048
 _SAMPLE_TOKENS = 300
 
 
@@ -21,36 +26,98 @@ def plot_run(run: Path) -> list[Path]:
     Results of `lagwise evaluate` are included if they exist. Returns the files written. FileNotFoundError if the folder
     is not a finished run; ValueError if a file in it is damaged.
     """
-    return undamaged(run, lambda: _plot_run(run))
+    try:
+        return _plot_run(run)
+    except (KeyError, TypeError, AttributeError, IndexError) as error:  # of changed JSON
+        what = f"{type(error).__name__}: {one_line(error)}"
+        raise ValueError(
+            f"{RUN_FILE}, metrics.jsonl or {EVALUATION_FILE} in {str(run)!r} is damaged ({what})"
+        ) from error
 
 
 def _plot_run(folder: Path) -> list[Path]:
     model, tokenizer = load_model(folder)
-    run = recorded_run(folder)
-    size = getattr(run.task, "size", None)  # of images
-    kernels = learned_kernels(model, max(size) // patch_side(model.config) if size else _KERNEL_LENGTH)
-    figures = run.task.figures(run.metrics, run.evaluation)
-    first, *others = figures  # the first shows the learning, the others the results
+    (recipe, task), metrics, about = open_run(folder), read_metrics(folder), read_json(folder / RUN_FILE)
+    evaluation = read_json(folder / EVALUATION_FILE) if (folder / EVALUATION_FILE).is_file() else None
+    size = getattr(task, "size", None)  # only tasks of images have one
+    kernels = learned_kernels(model, max(size) // patch_side(model.config) if size else _MAX_KERNEL_LAGS)
+    figures = task.figures(metrics, evaluation)
+    learning, *results = figures
+    name = recipe.task["name"].replace("_", " ")
+    summary = {
+        "task": name,
+        "data": recipe.data.source or "generated",
+        "parameters": f"{about['parameters']:,}",
+        **training_facts(folder, recipe, task, metrics),
+    }
+    command = training_command(folder, about.get("processes", 1))
     sections = [
-        Section("Summary", [run.recipe.description], tables=[Table("", ("", ""), list(run.facts().items()))]),
-        Section("Reproduce", code=training_command(folder, run.processes)),
+        Section("Summary", [recipe.description], tables=[Table("", ("", ""), [*summary.items()])]),
+        Section("Reproduce", code=command),
     ]
-    if any("loss" in line for line in run.metrics):  # not where a first answer is all there is
-        sections.append(Section("Learning", plots={first: figures[first]()}))
-    if run.tables:
-        notes = [f"Scored on other data than the run's own: {run.other_data}."] if run.other_data else ()
-        sections.append(Section("Results", notes, plots={name: figures[name]() for name in others}, tables=run.tables))
+    if any("loss" in line for line in metrics):  # false for a run that only fitted a first answer
+        sections.append(Section("Learning", plots={learning: figures[learning]()}))
+    if evaluation:
+        scored, own = evaluation.get("data"), recipe.data.source
+        other = evaluation.get("given") or (own is not None and scored not in (None, own))
+        notes = [f"Scored on other data than the run's own: {scored}."] if other else ()
+        plots = {name: figures[name]() for name in results}
+        sections.append(Section("Results", notes, plots=plots, tables=task.tables(evaluation)))
     if kernels:
         rows = [(k.layer, k.energy_within(0.5), k.energy_within(0.99)) for k in kernels]
         plots = {"kernels": kernel_curves(kernels), "matrices": kernel_matrices(kernels)}
         table = Table("Reach", ("layer", "lags with half the energy", "with 99 %"), rows)
         sections.append(Section("Learned kernels", plots=plots, tables=[table]))
     count = min(_SAMPLE_TOKENS, (model.length_limit or _SAMPLE_TOKENS + 1) - 1)  # after the start of a document
-    if tokenizer is not None and run.task.predicts == "bits_per_byte" and count > 0:
-        written = generate_text(model, tokenizer, "", max_new_tokens=count, seed=0)
-        sections.append(Section("A sample", code=written))
+    if tokenizer is not None and task.predicts == "bits_per_byte" and count > 0:
+        sample = generate_text(model, tokenizer, "", max_new_tokens=count, seed=0)
+        sections.append(Section("A sample", code=sample))
+    versions = [each for each in ("lagwise", "torch", "transformers", "numpy", "python") if each in about]
+    machine = {
+        "processor": about["processor"],
+        "threads": about["threads"],
+        "GPU": about["gpu"] or "none",
+        "processes": about.get("processes", 1),
+        "versions": ", ".join(f"{each} {about[each]}" for each in versions),
+    }
     sections += [
-        Section("Recipe", code=run.recipe.to_yaml(), folded=True),
-        Section("Machine and versions", tables=[Table("", ("", ""), list(run.machine().items()))]),
+        Section("Recipe", code=recipe.to_yaml(), folded=True),
+        Section("Machine and versions", tables=[Table("", ("", ""), [*machine.items()])]),
     ]
-    return write_page(folder, f"{folder.resolve().name}: {run.facts()['task']}", sections)
+    return write_page(folder, f"{folder.resolve().name}: {name}", sections)
+
+
+def training_facts(folder: Path, recipe: Any, task: Any, metrics: Sequence[Mapping[str, float]]) -> dict[str, str]:
+    """Say how long a run was trained, with which scores on validation data, and which model it ends with."""
+
+    def curve(metric: str) -> list[tuple[float, float]]:
+        return [(line["step"], line[metric]) for line in metrics if metric in line]
+
+    facts = {"steps": f"{max((line['step'] for line in metrics), default=0):,}"}
+    if seconds := curve("seconds"):
+        facts["seconds"] = f"{seconds[-1][1]:,.0f}"
+    name, label, greater_is_better = logged_headline(task, metrics)
+    for _, score in curve("first_answer"):
+        facts[f"first answer's validation {label}"] = f"{score:.4f}"
+    if scores := curve(f"eval_{name}"):
+        step, best = (max if greater_is_better else min)(scores, key=lambda point: point[1])
+        facts[f"best validation {label}"] = f"{best:.4f} at step {step:,}"
+        facts[f"last validation {label}"] = f"{scores[-1][1]:.4f}"
+    if both := joined_answer(folder):
+        facts[f"validation {label} of both"] = f"{both['trained'][both['metric']]:.4f}"
+    if kept_first_answer(folder):
+        facts["model"] = "the first answer"
+    elif both:
+        facts["model"] = f"the first answer and the layers, with a share of {both['share']:.2f}"
+    elif kept := final_model(recipe, task, metrics):
+        facts["model"] = f"of step {kept[0]:,}, the {recipe.training.select} one"
+    return facts
+
+
+def training_command(run: Path, processes: int = 1) -> str:
+    """Return the shell command that trains a run's recipe again, ``RUN/recipe.yaml``, into ``RUN-again``."""
+    options = ["--recipe", str(run / RECIPE_FILE)]
+    if (run / TOKENIZER).is_dir():  # the recipe names the folder from which the run copied it
+        options.append(f"data.tokenizer={run / TOKENIZER}")
+    start = ["lagwise"] if processes == 1 else ["torchrun", "--nproc-per-node", str(processes), "-m", "lagwise"]
+    return shlex.join([*start, "train", *options, "--out", str(beside(run, "-again"))])

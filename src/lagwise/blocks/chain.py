@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lagwise.blocks.channel import Block
 from lagwise.blocks.mega import MegaBlock
 from lagwise.blocks.megalodon import MegalodonBlock
-from lagwise.blocks.prenorm import PreNormBlock
+from lagwise.blocks.prenorm import Block, PreNormBlock
 from lagwise.ops import Layout
 from lagwise.tables import build
 

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lagwise.blocks.channel import Block, ChannelLayer
-from lagwise.blocks.norm import make_norm, residual_normed
+from lagwise.blocks.prenorm import Block, ChannelLayer, make_norm, residual_normed
 from lagwise.mixers import MIXERS, ChunkedAttention
 from lagwise.mixers.chunked_attention import ChunkState
 from lagwise.ops import Layout
@@ -106,30 +105,21 @@ class MegaBlock(Block):
         before = (None, None) if state is None else state
         x, h = residual_normed(self.norm, x, layout.mask)
         mixed, memory = self.memory.run(h, before[0], layout)
-        update, query, key, reset, candidate = self._project(mixed)
-        attended, attention = self.attention.run(query, key, self._value(h), before[1], layout)
-        y = self.channels(self._update(x, attended, update, reset, candidate), layout.mask)
-        return y, None if attention is None else MegaState(memory, attention)
+        update, shared, reset, candidate = split_linear(mixed, self.gates, self.sizes)
+        value = self.dropout(self.activation(linears(h, self.value)[0]))
+        query, key = self.query_key(F.silu(shared))
+        attended, attention = self.attention.run(query, key, value, before[1], layout)
+        branch = linears(silu_product(reset, attended), self.out)[0]
+        if self.activation is F.silu and not (self.training and self.dropout.p):
+            x = gated_update(x, update, candidate, branch)
+        else:
+            candidate = self.dropout(self.activation(candidate + branch))
+            x = torch.lerp(x, candidate.to(x.dtype), update.sigmoid().to(x.dtype))
+        return self.channels(x, layout.mask), None if attention is None else MegaState(memory, attention)
 
     def init_state(self, batch_size: int) -> MegaState:
         attention = self.attention.init_state(batch_size, self.sizes[2], like=self.query_key.scale)
         return MegaState(self.memory.init_state(batch_size), attention)
-
-    def _project(self, memory: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        update, shared, reset, candidate = split_linear(memory, self.gates, self.sizes)
-        query, key = self.query_key(F.silu(shared))
-        return update, query[:, None], key[:, None], reset, candidate
-
-    def _value(self, normed: Tensor) -> Tensor:
-        return self.dropout(self.activation(linears(normed, self.value)[0]))[:, None]
-
-    def _update(self, x: Tensor, attended: Tensor, update: Tensor, reset: Tensor, candidate: Tensor) -> Tensor:
-        branch = linears(silu_product(reset, attended[:, 0]), self.out)[0]
-        simple = self.activation is F.silu and not (self.training and self.dropout.p)
-        if simple:
-            return gated_update(x, update, candidate, branch)
-        candidate = self.activation(candidate + branch)
-        return torch.lerp(x, self.dropout(candidate).to(x.dtype), update.sigmoid().to(x.dtype))
 
 
 class QueryKey(nn.Module):

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lagwise.blocks.channel import Block, ChannelLayer
 from lagwise.blocks.mega import QueryKey
-from lagwise.blocks.norm import RMSNorm
+from lagwise.blocks.prenorm import Block, ChannelLayer, RMSNorm
 from lagwise.mixers import MIXERS, ChunkedAttention, TimestepNorm
 from lagwise.mixers.base import check_heads
 from lagwise.mixers.chunked_attention import ChunkState
@@ -93,7 +92,7 @@ class MegalodonBlock(Block):
         value_size = check_integer("value_size", 2 * channels if value_size is None else value_size)
         for size in (check_integer("query_size", query_size), value_size):
             check_heads(size, check_integer("heads", heads))
-        self.heads, self.sizes = heads, (query_size // heads, value_size // heads)
+        self.value_size = value_size
         self.timestep_norm = TimestepNorm(channels, causal=causal, groups=groups, epsilon=epsilon, decay=norm_decay)
         self.memory = build(MIXERS, _MEMORY if memory is None else memory, channels, what="memory", causal=causal)
         self.memory_norm = RMSNorm(channels, epsilon=epsilon, affine=True)
@@ -122,23 +121,16 @@ class MegalodonBlock(Block):
         mixed, memory_state = self.memory.run(h, before[1], layout)
         memory = self.dropout(self.memory_norm(mixed))
         query, key = self.query_key(self.shared(memory))
-        query, key, value = (self._by_head(t) for t in (query, key, F.silu(self.value(h))))
-        attended, attention = self.attention.run(query, key, value, before[2], layout)
-        y = self._update(x, memory, attended, layout.mask)
+        attended, attention = self.attention.run(query, key, F.silu(self.value(h)), before[2], layout)
+        gated = self.dropout(F.silu(self.reset(memory)) * attended)
+        y = x + self.dropout(self.candidate(memory) + self.out(gated)).to(x.dtype)
+        y = self.channels(y, layout.mask, residual=x)
         return y, None if attention is None else MegalodonState(norm, memory_state, attention)
 
     def init_state(self, batch_size: int) -> MegalodonState:
-        attention = self.attention.init_state(batch_size, self.sizes[1], like=self.query_key.scale)
+        attention = self.attention.init_state(batch_size, self.value_size, like=self.query_key.scale)
         norm = self.timestep_norm.init_state(batch_size)
         return MegalodonState(norm, self.memory.init_state(batch_size), attention)
-
-    def _update(self, x: Tensor, memory: Tensor, attended: Tensor, mask: Tensor | None) -> Tensor:
-        gated = self.dropout(F.silu(self.reset(memory)) * attended.transpose(1, 2).flatten(2))
-        y = x + self.dropout(self.candidate(memory) + self.out(gated)).to(x.dtype)
-        return self.channels(y, mask, residual=x)
-
-    def _by_head(self, x: Tensor) -> Tensor:
-        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
 
 class NormalizedQueryKey(QueryKey):

@@ -29,18 +29,6 @@ _COMMANDS = {
     "then resume the run": "lagwise train --resume RUN",
 }
 
-_SERIES_ALONE = "a forecast reads the series alone: subtract what other columns explain, for example by scikit-learn"
-#: What stands in the place of options of earlier versions, by command.
-_INSTEAD = {
-    "forecast": {
-        **dict.fromkeys(("future", "past", "static"), _SERIES_ALONE),
-        "quantiles": "--coverage .8 gives the quantiles .1 and .9",
-    },
-    "convert": {"tokens": "`lagwise evaluate` of both folders compares their models"},
-    "serve": {"metrics": "a proxy before the server counts requests and their times"},
-    "train": {"split": "`read_labelled` in Python gives the rows of each split (docs/tasks.md)"},
-}
-
 
 def run(app: typer.Typer) -> NoReturn:
     """Run a command line and exit. Failures print one line, once for all processes of a group, and exit with status 2.
@@ -132,8 +120,6 @@ def _meant(option: str, context: Any) -> str:
     name = option.lstrip("-")
     if name in ("device", "cuda", "gpu", "cpu"):
         return "; a CUDA GPU is used if there is one, and the CPU with CUDA_VISIBLE_DEVICES= before the command"
-    if instead := _INSTEAD.get(context.command.name, {}).get(name):
-        return f"; {instead}"
     if near := nearest(name, [each.lstrip("-") for part in context.command.params for each in part.opts]):
         return f"; did you mean --{near}?"
     if context.command.name == "train":

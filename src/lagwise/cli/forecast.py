@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import re
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +11,7 @@ import typer
 
 from lagwise.cli.parsing import at_least, number_option, path_option, text_option, within
 from lagwise.cli.terminal import plain, print_table
+from lagwise.files import check_writable
 from lagwise.process import quick_imports
 from lagwise.tables import counted, known
 
@@ -105,7 +105,7 @@ def forecast(
         raise typer.BadParameter(f"--out must be a .csv file in an existing folder, got {str(out)!r}")
     if out.exists() and data.exists() and out.samefile(data):
         raise typer.BadParameter(f"--out would overwrite --data, {str(data)!r}")
-    _check_writable(out.parent)
+    check_writable(out.parent, "out")  # before anything is fitted
     if model is not None:
         known(model, MODELS, "--model")
     if id is not None and columns is not None:
@@ -191,15 +191,6 @@ def _codes(text: str | None) -> list[float] | None:
         return [float(each) for each in text.split(",")]
     except ValueError as error:
         raise typer.BadParameter(f"--missing must be numbers separated by commas, or none, got {text!r}") from error
-
-
-def _check_writable(folder: Path) -> None:
-    """Fail before anything is fitted if a folder cannot be written."""
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise typer.BadParameter(f"--out is in a folder that cannot be written, {str(folder)!r}: {error}") from error
 
 
 def _number(value: float) -> str:

@@ -28,14 +28,14 @@ from lagwise.cli.parsing import (
 from lagwise.cli.plot import plot
 from lagwise.cli.predict import predict
 from lagwise.cli.serve import serve
-from lagwise.cli.terminal import plain, use_utf8
+from lagwise.cli.terminal import plain, print_table, use_utf8
 from lagwise.cli.watch import watch
 from lagwise.extras import require
 from lagwise.files import check_unused
-from lagwise.outside import Parts
+from lagwise.outside import Registry
 from lagwise.process import group_size, is_first, keep_freed_memory, leave_group, quick_imports, share_cores
 
-_OTHERS = Parts("command", None, "lagwise.commands", {})
+_OTHERS = Registry("command", None, "lagwise.commands", {})
 
 
 class _Commands(TyperGroup):
@@ -270,14 +270,23 @@ def evaluate(
     lagwise evaluate runs/fd-tnn-lm model.block.token_mixer.kernel.grid=2048
     """
     with quick_imports():
-        from lagwise.cli.tables import print_evaluation
-        from lagwise.runs import evaluate_run
+        from lagwise.runs.evaluate import evaluate_run, open_run
+        from lagwise.tasks.labelled import constant_note, constant_of
 
     wanted = None if lengths is None else integers(lengths, "--lengths")
     result = evaluate_run(
         run, wanted, source=source, max_tokens=max_tokens, overrides=overrides or (), baseline=baseline, learn=learn
     )
-    print_evaluation(run, result)
+    recipe, task = open_run(run, plain=True)
+    if recipe.data.source is not None:  # otherwise they are generated
+        typer.echo(plain(f"Test data: {result['data']}"))
+    for table in task.tables(result):
+        print_table(*table)
+    constant = constant_of(result)
+    if constant and (note := constant_note(result["test"], constant, task.headline.name, "test rows")):
+        typer.echo(note)
+    if left_out := result.get("left_out"):
+        typer.echo(f"Left out, as they are over the model's limit of tokens: {', '.join(map(str, left_out))}")
 
 
 def convert(
@@ -307,11 +316,28 @@ def convert(
     lagwise generate runs/best-lm-recurrent --prompt "def "
     """
     with quick_imports():
-        from lagwise.cli.tables import print_conversion
         from lagwise.runs import convert_run
 
     options = {"lags": lags, "max_order": max_order}
-    print_conversion(convert_run(run, tolerance, out, **options, report=lambda line: typer.echo(line, err=True)))
+    result = convert_run(run, tolerance, out, **options, report=lambda line: typer.echo(line, err=True))
+    rows = []
+    for each in result["layers"]:
+        layer = ".".join(part for part in each["layer"].split(".") if part.isdigit())
+        rows.append((layer, each["taps"], " / ".join(map(str, each["order"])), f"{each['error']:.1e}"))
+    print_table(
+        f"Kernels as state spaces of {result['modes']} modes, every error within {result['tolerance']:g}",
+        ("layer", "taps", "states: min / median / max", "error"),
+        rows,
+    )
+    typer.echo(
+        "A mode is an exponential of the lag. A channel keeps one number, its state, for each real mode and two for "
+        "each complex one, in place of the tokens that its taps reach. The error is certified: it holds for every "
+        "channel at every frequency, relative to the channel's largest gain."
+    )
+    if speeds := result.get("tokens_per_second"):  # none where the model takes only a few tokens
+        before, after = speeds["before"], speeds["after"]
+        typer.echo(f"Tokens/s: {before:,.0f} before, {after:,.0f} after ({after / before:.2f}x)")
+    typer.echo(plain(f"Written: {result['out']}"))
 
 
 def _version(wanted: bool) -> None:

@@ -48,13 +48,55 @@ class PackingCollator:
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         documents = [_document(number, example) for number, example in enumerate(examples)]
-        seq_idx, places = pack([len(ids) for ids, _ in documents], self.length)
-        input_ids, labels = torch.zeros_like(seq_idx), torch.full_like(seq_idx, IGNORED)
-        for i, row, place in places:
-            input_ids[row, place], labels[row, place] = documents[i]
-            labels[row, place.start] = IGNORED
-        mask = (seq_idx != NO_DOCUMENT).long()
-        return {"input_ids": input_ids, "labels": labels, "seq_idx": seq_idx, "attention_mask": mask}
+        rows: list[list[int]] = []
+        space: list[int] = []
+        for i in sorted(range(len(documents)), key=lambda i: -len(documents[i][0])):
+            size = len(documents[i][0])
+            if size > self.length:
+                raise ValueError(
+                    f"document {i} of the batch has {size} tokens, more than a row of {self.length}; cut it into "
+                    "pieces, or make the rows longer"
+                )
+            row = next((row for row, left in enumerate(space) if left >= size), len(space))
+            if size and row == len(space):
+                rows.append([])
+                space.append(self.length)
+            if size:
+                rows[row].append(i)
+                space[row] -= size
+        if not rows:
+            raise ValueError(f"none of the {len(documents)} documents of the batch has a token")
+        longest = self.length - min(space)
+        seq_idx = [torch.cat([torch.full_like(documents[i][0], n) for n, i in enumerate(row)]) for row in rows]
+        ids, labels = ([torch.cat([documents[i][part] for i in row]) for row in rows] for part in (0, 1))
+        batch = {"input_ids": padded(ids, longest, 0), "labels": padded(labels, longest, IGNORED)}
+        batch["seq_idx"] = padded(seq_idx, longest, NO_DOCUMENT)
+        return {**batch, "attention_mask": (batch["seq_idx"] != NO_DOCUMENT).long()}
+
+
+def _document(number: int, example: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """The tokens and labels of a document without its padding; the first token is not predicted."""
+    ids = torch.as_tensor(example["input_ids"], dtype=torch.long)
+    labels = torch.as_tensor(example.get("labels", ids), dtype=torch.long)
+    mask = torch.as_tensor(example.get("attention_mask", torch.ones_like(ids))).bool()
+    for name, value in (("labels", labels), ("attention_mask", mask)):
+        if ids.dim() != 1 or value.shape != ids.shape:
+            raise ValueError(
+                f"document {number} of the batch must have input_ids (tokens,) and {name} like it, got "
+                f"{tuple(ids.shape)} and {tuple(value.shape)}"
+            )
+    labels = labels[mask]
+    labels[:1] = IGNORED
+    return ids[mask], labels
+
+
+def padded(rows: Sequence[Tensor], size: int, value: float) -> Tensor:
+    """Stack tensors ``(length, ...)`` of different lengths as ``(rows, size, ...)``, with a value after the end of
+    each."""
+    stacked = rows[0].new_full((len(rows), size, *rows[0].shape[1:]), value)
+    for own, row in zip(stacked, rows, strict=True):
+        own[: len(row)] = row
+    return stacked
 
 
 def input_tensors(examples: Sequence[Mapping[str, Any]]) -> dict[str, list[Tensor]]:
@@ -65,71 +107,6 @@ def input_tensors(examples: Sequence[Mapping[str, Any]]) -> dict[str, list[Tenso
         for name, kind in kinds.items()
         if name in examples[0]
     }
-
-
-def label_tensor(examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-    """Stack labels as ``labels (examples,)``, int64 for classes and float32 for numbers, or ``(examples, labels)`` for
-    several; nothing if the examples have none."""
-    if "label" not in examples[0]:
-        return {}
-    labels = torch.stack([torch.as_tensor(example["label"]) for example in examples])
-    return {"labels": labels.float() if labels.is_floating_point() else labels}
-
-
-def pack(sizes: Sequence[int], length: int) -> tuple[Tensor, list[tuple[int, int, slice]]]:
-    """Where documents of these sizes go in rows of at most ``length``.
-
-    Returns seq_idx ``(rows, longest row)`` and (document, row, its place in it), row by row, in order of their numbers;
-    empty documents are left out. ValueError if a document does not fit a row, or all are empty.
-    """
-    for number, size in enumerate(sizes):
-        if size > length:
-            raise ValueError(
-                f"document {number} of the batch has {size} tokens, more than a row of {length}; cut it into "
-                "pieces, or make the rows longer"
-            )
-    if not any(sizes):
-        raise ValueError(f"none of the {len(sizes)} documents of the batch has a token")
-    rows = first_fit_decreasing(sizes, length)
-    seq_idx = torch.full((len(rows), max(sum(sizes[i] for i in row) for row in rows)), NO_DOCUMENT)
-    places = []
-    for r, row in enumerate(rows):
-        start = 0
-        for number, i in enumerate(i for i in row if sizes[i]):
-            places.append((i, r, slice(start, start + sizes[i])))
-            seq_idx[r, start : start + sizes[i]] = number
-            start += sizes[i]
-    return seq_idx, places
-
-
-def first_fit_decreasing(sizes: Sequence[int], capacity: int) -> list[list[int]]:
-    """The items of each bin: the largest first, each into the first bin with enough space, equal ones in order.
-
-    Never needs more than 11/9 of the fewest bins possible, and one. Every size must be at most the capacity.
-    """
-    bins: list[list[int]] = []
-    room: list[int] = []
-    for item in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        place = next((b for b, left in enumerate(room) if left >= sizes[item]), len(bins))
-        if place == len(bins):
-            bins.append([])
-            room.append(capacity)
-        bins[place].append(item)
-        room[place] -= sizes[item]
-    return bins
-
-
-def _document(number: int, example: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    ids = torch.as_tensor(example["input_ids"], dtype=torch.long)
-    labels = torch.as_tensor(example.get("labels", ids), dtype=torch.long)
-    mask = torch.as_tensor(example.get("attention_mask", torch.ones_like(ids))).bool()
-    for name, value in (("labels", labels), ("attention_mask", mask)):
-        if ids.dim() != 1 or value.shape != ids.shape:
-            raise ValueError(
-                f"document {number} of the batch must have input_ids (tokens,) and {name} like it, got "
-                f"{tuple(ids.shape)} and {tuple(value.shape)}"
-            )
-    return ids[mask], labels[mask]
 
 
 _BATCHES_PER_POOL = 50  # batches that are sorted by length together
@@ -224,24 +201,14 @@ class PaddingCollator:
         longest = int(sizes.max())
         multiple = self.multiple_of(longest) if callable(self.multiple_of) else self.multiple_of
         longest = -(-longest // multiple) * multiple
-        batch = {}
-        for name, rows in inputs.items():
-            padding = self.pad_token_id if name == "input_ids" else 0
-            batch[name] = rows[0].new_full((len(rows), longest * self.stride, *rows[0].shape[1:]), padding)
-            for own, row in zip(batch[name], rows, strict=True):
-                own[: len(row)] = row
+        pad = {"input_ids": self.pad_token_id}
+        batch = {name: padded(rows, longest * self.stride, pad.get(name, 0)) for name, rows in inputs.items()}
         if bool((sizes < longest).any()):
             batch["attention_mask"] = (torch.arange(longest) < sizes[:, None]).long()
-        return batch | label_tensor(examples)
-
-
-def padded_labels(examples: Sequence[Mapping[str, Tensor]], size: int) -> Tensor:
-    """The labels of examples ``(batch, size, ...)``, with -100 after the end of each."""
-    first = examples[0]["labels"]
-    labels = first.new_full((len(examples), size, *first.shape[1:]), IGNORED)
-    for own, example in zip(labels, examples, strict=True):
-        own[: len(example["labels"])] = example["labels"]
-    return labels
+        if "label" in examples[0]:
+            labels = torch.stack([torch.as_tensor(example["label"]) for example in examples])
+            batch["labels"] = labels.float() if labels.is_floating_point() else labels
+        return batch
 
 
 def length_step(length: int, most: int) -> int:

@@ -58,27 +58,33 @@ class RowEncoder:
         """Return the examples as a table of Arrow, without importing datasets, which takes half a second."""
         source: Any = rows
         table: Any = source.with_format("arrow")[:] if hasattr(rows, "with_format") else self._table(source)
-        texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_null)
         for column in self.columns:
             if column not in table.column_names:
-                raise ValueError(
-                    f"the rows have no {column!r} (they have {', '.join(table.column_names) or 'nothing'})"
-                )
+                has = ", ".join(table.column_names) or "nothing"
+                raise ValueError(f"the rows have no {column!r} (they have {has})")
             kind = table.column(column).type
-            if self.tokenizer is not None and not any(check(kind) for check in texts):
+            if self.tokenizer is not None and kind not in (pa.string(), pa.large_string(), pa.null()):
                 raise ValueError(f"{column!r} must be text, got {kind}")
         batches = [batch for batch, _ in self.batches(table, lambda i: f"row {i + 1}")]
         return pa.Table.from_batches(batches, schema=self.schema())
 
     def _table(self, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
         """The columns that are read, of rows as mappings."""
-        rows = list(rows)
+        cells: dict[str, list[Any]] = {column: [] for column in self.columns}
         for number, row in enumerate(rows, 1):
             for column in self.columns:
                 if column not in row:
                     raise ValueError(f"row {number} has no {column!r} (it has {', '.join(map(str, row)) or 'nothing'})")
+                value = row[column]
+                if self.tokenizer is not None and not isinstance(value, str | None):
+                    raise ValueError(f"row {number}: {column!r} must be text, got {type(value).__name__}")
+                try:
+                    made = value if self.tokenizer is not None else np.asarray(value, dtype=np.float32).tolist()
+                except (ValueError, TypeError) as error:
+                    raise ValueError(f"row {number}: {column!r} is not a series of numbers: {error}") from error
+                cells[column].append(made)
         try:
-            return pa.table({c: [self._cell(c, row[c], n) for n, row in enumerate(rows, 1)] for c in self.columns})
+            return pa.table(cells)
         except (pa.ArrowException, UnicodeEncodeError) as error:
             raise ValueError(f"cannot read the rows: {error}") from error
 
@@ -107,51 +113,36 @@ class RowEncoder:
             else:
                 yield self._texts([part.column(c).to_pylist() for c in self.columns])
 
-    def _cell(self, column: str, value: Any, number: int) -> Any:
-        """A value of row ``number`` as Arrow accepts it."""
-        if self.tokenizer is not None:
-            if value is not None and not isinstance(value, str):
-                raise ValueError(f"row {number}: {column!r} must be text, got {type(value).__name__}")
-            return value
-        try:
-            return np.asarray(value, dtype=np.float32).tolist()
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"row {number}: {column!r} is not a series of numbers: {error}") from error
-
     def _texts(self, texts: Sequence[Sequence[str | None]]) -> tuple[pa.RecordBatch, int]:
         assert self.tokenizer is not None
-        end: Any = self.tokenizer.eos_token_id
-        encoded = [self.ids([text or "" for text in column]) for column in texts]
-        if len(encoded) > 2:
-            between = np.asarray([end if self.tokenizer.sep_token_id is None else self.tokenizer.sep_token_id])
-            joined = [
-                np.concatenate([p for part in row for p in (between, part)][1:]) for row in zip(*encoded, strict=True)
-            ]
-            encoded = [joined]
+        end = np.asarray([self.tokenizer.eos_token_id])
+        rows = list(zip(*(self.ids([text or "" for text in column]) for column in texts), strict=True))
+        if len(self.columns) > 2:
+            between = end if self.tokenizer.sep_token_id is None else np.asarray([self.tokenizer.sep_token_id])
+            rows = [(np.concatenate([p for part in row for p in (between, part)][1:]),) for row in rows]
         if self.separate:
-            cut = sum(max(map(len, row)) > self.length // 2 for row in zip(*encoded, strict=True))
-            encoded = [[row[: self.length // 2] if len(row) else np.asarray([end]) for row in part] for part in encoded]
+            cut = sum(max(map(len, row)) > self.length // 2 for row in rows)
+            rows = [tuple(part[: self.length // 2] if len(part) else end for part in row) for row in rows]
         else:
-            cut = sum(sum(map(len, row)) + len(row) - 1 > self.length for row in zip(*encoded, strict=True))
-        if len(encoded) == 1:
-            ids = [row[: self.length] if len(row) else np.asarray([end]) for row in encoded[0]]
-            types = None
-        else:
-            ids, types = [], []
-            for first, second in zip(*encoded, strict=True):
-                if not self.separate:
-                    room = self.length - 1
-                    keep = max(room - len(second), (room + 1) // 2)
-                    first = np.append(first[:keep], end)
-                    second = second[: self.length - len(first)]
-                ids.append(np.concatenate([first, second]))
-                types.append(np.repeat(np.asarray([0, 1], dtype=np.uint8), [len(first), len(second)]))
+            cut = sum(sum(map(len, row)) + len(row) - 1 > self.length for row in rows)
+            rows = [self._cut(row, end) for row in rows]
+        ids = [np.concatenate(row) for row in rows]
         schema = self.schema()
         columns = [list_column(ids, schema.field("input_ids").type)]
-        if types is not None:
+        if len(self.columns) == 2:
+            types = [np.repeat(np.asarray([0, 1], dtype=np.uint8), list(map(len, row))) for row in rows]
             columns.append(list_column(types, schema.field("token_type_ids").type))
-        columns.append(pa.array([len(row) for row in ids], pa.int32()))
+        columns.append(pa.array(list(map(len, ids)), pa.int32()))
         return pa.RecordBatch.from_arrays(columns, schema=schema), cut
+
+    def _cut(self, row: tuple[np.ndarray, ...], end: np.ndarray) -> tuple[np.ndarray, ...]:
+        """A text, or a pair with the end of text between, of at most ``length`` tokens."""
+        if len(row) == 1:
+            return (row[0][: self.length] if len(row[0]) else end,)
+        first, second = row
+        keep = max(self.length - 1 - len(second), self.length // 2)
+        first = np.append(first[:keep], end)
+        return first, second[: self.length - len(first)]
 
     def ids(self, texts: list[str]) -> list[np.ndarray]:
         """The token ids of each text, not truncated."""
@@ -159,26 +150,22 @@ class RowEncoder:
         return encode_texts(texts, self.tokenizer, self.is_bytes)
 
     def _series(self, part: pa.Table, where: Any) -> tuple[pa.RecordBatch, int]:
-        rows = list(read_series(part.column(self.columns[0]), self.columns[0], where, gaps=self.gaps))
-        for i, row in enumerate(rows):
-            if row.shape[1] != self.features:
-                raise ValueError(
-                    f"{self.columns[0]!r} of {where(i)} has {row.shape[1]} features, but the first row of train has "
-                    f"{self.features}"
-                )
+        (name,) = self.columns
+        rows = list(read_series(part.column(name), name, where, gaps=self.gaps, features=self.features))
         cut = sum(len(row) > self.length for row in rows)
         rows = [row[: self.length] for row in rows]
         schema = self.schema()
-        lengths = [len(row) for row in rows]
-        columns = [list_column(rows, schema.field("input_values").type), pa.array(lengths, pa.int32())]
+        columns = [list_column(rows, schema.field("input_values").type), pa.array(list(map(len, rows)), pa.int32())]
         return pa.RecordBatch.from_arrays(columns, schema=schema), cut
 
 
-def read_series(column: Any, name: str, where: Any, *, gaps: bool = True) -> Iterator[np.ndarray]:
+def read_series(
+    column: Any, name: str, where: Any, *, gaps: bool = True, features: int | None = None
+) -> Iterator[np.ndarray]:
     """The rows of a column as float32 arrays ``(length, features)``; a row of numbers has one feature.
 
-    gaps: samples may be missing (NaN), but not all of a row. ValueError for rows that are not series, are empty, or
-    have inf or, without gaps, NaN; ``where`` names row i in it.
+    gaps: samples may be missing (NaN), but not all of a row. ValueError for rows that are not series, are empty, have
+    another number of features than the first, or have inf or, without gaps, NaN; ``where`` names row i in it.
     """
     i = 0
     try:
@@ -190,14 +177,15 @@ def read_series(column: Any, name: str, where: Any, *, gaps: bool = True) -> Ite
             if wrong.any():
                 places = np.flatnonzero(wrong.any(axis=1))
                 more = f" and {len(places) - 1:,} more" if len(places) > 1 else ""
-                if np.isinf(values).any():
-                    raise ValueError(f"it has inf at position {places[0]}{more}; leave it empty where one is missing")
-                raise ValueError(
-                    f"it has NaN at position {places[0]}{more}, but the model was trained without gaps; fill them, or "
-                    "train with series that have some"
-                )
+                what, advice = "inf", "; leave it empty where one is missing"
+                if not np.isinf(values).any():
+                    what, advice = "NaN", ", but the model was trained without gaps; fill them, or train with some"
+                raise ValueError(f"it has {what} at position {places[0]}{more}{advice}")
             if gaps and np.isnan(values).all():
                 raise ValueError("all its samples are missing; leave it out")
+            features = values.shape[1] if features is None else features
+            if values.shape[1] != features:
+                raise ValueError(f"it has {values.shape[1]} features, not {features} as other series")
             yield values
             i += 1
     except TypeError as error:
@@ -233,3 +221,15 @@ def sizes_differ(series: Iterable[np.ndarray]) -> bool:
         if len(varied) > 1 and np.quantile(varied, 0.95) > _MAX_STD_RATIO * np.quantile(varied, 0.05):
             return True
     return False
+
+
+def typical_time(series: Iterable[np.ndarray]) -> float:
+    """The median time between samples of series that have times; 1 if none has two samples."""
+    since = np.concatenate([np.zeros(0), *(each[1:, 0] for each in series)])
+    return float(np.median(since)) if len(since) else 1.0
+
+
+def timed_fields(time: str | None) -> dict[str, Any]:
+    """Return the input fields of a model of samples with times that are known before the data are read, which is enough
+    to find a part that counts samples; none without times."""
+    return {} if time is None else {"features": 2, "time": 1.0}

@@ -1,23 +1,14 @@
-"""Training examples: sequences whose length changes from step to step."""
+"""Training examples: windows of a text, and sequences whose length changes from step to step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
-
-
-class Sequences(Protocol):
-    """A source of training sequences of any length: text as token files (`TokenData`), or a generator."""
-
-    def training_examples(self, length: int, count: int, seed: int) -> Dataset:
-        """Return a data set of sequences of ``length`` tokens; example i depends only on the data, length, seed and
-        i."""
-        ...
 
 
 @lru_cache(maxsize=4)
@@ -49,10 +40,10 @@ class ScheduledExamples(Dataset):
     length, drawn from ``lengths`` (TCNCA app. F). A length that is listed twice is drawn twice as often.
 
     Example i depends only on (data, lengths, rows, seed, i). Each length has its own epochs, so every length covers the
-    text evenly. Errors as `Sequences.training_examples`.
+    text evenly. data: has ``training_examples(length, count, seed)`` as `TokenData`, whose errors it raises.
     """
 
-    def __init__(self, data: Sequences, lengths: Sequence[int], rows: int, steps: int, seed: int):
+    def __init__(self, data: Any, lengths: Sequence[int], rows: int, steps: int, seed: int):
         self.rows = rows
         random = np.random.default_rng((seed, len(lengths)))
         self.lengths = np.asarray(lengths)[random.integers(0, len(lengths), steps)]
@@ -69,3 +60,40 @@ class ScheduledExamples(Dataset):
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         step, row = divmod(index, self.rows)
         return self.examples[int(self.lengths[step])][int(self.turns[step]) * self.rows + row]
+
+
+class TrainingWindows(Dataset):
+    """A data set of ``count`` training examples: windows of ``length`` tokens, every window once an epoch, in random
+    order.
+
+    Example i depends only on (tokens, length, seed, i), so a resumed run and any number of processes see the same
+    examples. Each epoch starts its windows at another offset. ValueError if the tokens do not fill one window.
+
+    >>> windows = TrainingWindows(np.arange(100), length=10, count=20, seed=0)
+    >>> len(windows), windows[0]["input_ids"].shape
+    (20, torch.Size([10]))
+    """
+
+    def __init__(self, tokens: np.ndarray, length: int, count: int, seed: int):
+        if len(tokens) < length:
+            raise ValueError(
+                f"the training text has {len(tokens)} tokens, fewer than one sequence of {length}; "
+                "give more text or a smaller `length`"
+            )
+        self.tokens, self.length, self.count, self.seed = tokens, length, count, seed
+        self.per_epoch = max(1, len(tokens) // length - 1)
+        self._epoch, self._offset, self._order = -1, 0, np.empty(0, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        epoch, place = divmod(index, self.per_epoch)
+        if epoch != self._epoch:
+            random = np.random.default_rng((self.seed, epoch))
+            slack = len(self.tokens) - self.per_epoch * self.length
+            self._epoch, self._offset = epoch, int(random.integers(0, slack + 1))
+            self._order = random.permutation(self.per_epoch)
+        start = self._offset + int(self._order[place]) * self.length
+        ids = torch.from_numpy(self.tokens[start : start + self.length].astype(np.int64))
+        return {"input_ids": ids, "labels": ids}

@@ -6,6 +6,7 @@ import shutil
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,27 +14,25 @@ import numpy as np
 
 import lagwise.data.arrow as pa
 from lagwise.cache import keep_also
-from lagwise.data.folders import check_file, check_names, files_below, split_word, unread_note
+from lagwise.data.find import check_names, classed_files, find, listed_files, split_word, unread_note
 from lagwise.data.images import SUFFIXES, ImageReader, decode, encode_array, frames
 from lagwise.data.labelled_rows import label_cells, split_labelled
 from lagwise.data.labels import read_labels
 from lagwise.data.prepared import Prepared, arrow_file, key_of
-from lagwise.data.published import IMAGE_LAYOUTS
-from lagwise.data.reading import inner_suffix, read_whole
-from lagwise.data.row_files import file_kind, load_arrays
-from lagwise.data.rows import RowSource, classed_files, listed_files, open_rows
-from lagwise.data.sources import is_dataset
+from lagwise.data.reading import file_kind, inner_suffix, load_arrays, read_whole
+from lagwise.data.rows import RowSource, check_train, rows_of
 from lagwise.data.splits import SPLITS
-from lagwise.files import expanded
-from lagwise.outside import elsewhere
+from lagwise.outside import Registry, elsewhere
 from lagwise.progress import progress_bar
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from lagwise.data.sources import Data
+    from lagwise.data.find import Data
 
 DIGITS = "digits"
+#: Functions of the arguments of `open_images`, which return None for what is not in their layout.
+IMAGE_LAYOUTS = Registry("layout of images", None, "lagwise.image_layouts", {})
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class ImageSource(RowSource):
         columns = [self.image, self.label]
         if self.rows is not None:
             return self.hashed([*columns, self.rows.key()])
-        return self.hashed(["images", *columns, [self.classes.get(path) for path in self.paths]], self.files)
+        return self.hashed(["images", *columns, [self.classes.get(path) for path in self.paths]])
 
     def read(self, columns: Sequence[str] | None = None, work: Path | None = None) -> dict[str, Dataset]:
         """The rows of every split that is named: ``image``, the bytes of an encoded image, ``label``, its class by
@@ -98,18 +97,21 @@ class ImageSource(RowSource):
         read = {}
         for split, table in tables.items():
             images, labels = table.get("image"), table.get("label")
-            if images is None:
-                raise ValueError(f"{where} has no array of images (n, height, width) or (n, height, width, channels)")
-            if images.dtype != np.uint8 or images.ndim > 4 or (images.ndim == 4 and images.shape[3] not in (1, 3)):
+            if (
+                images is None
+                or images.dtype != np.uint8
+                or images.ndim > 4
+                or images.shape[3:] not in ((), (1,), (3,))
+            ):
+                got = "none" if images is None else f"{images.shape} of {images.dtype}"
                 raise ValueError(
-                    f"{where}: images must be (n, height, width) or (n, height, width, 1 or 3) of uint8, got "
-                    f"{images.shape} of {images.dtype}"
+                    f"{where}: images must be an array (n, height, width) or (n, height, width, 1 or 3) of uint8, got "
+                    f"{got}"
                 )
+            if labels is not None and labels.size != len(images):
+                raise ValueError(f"{where} has {len(images)} images and {labels.size} labels")
             columns: dict[str, Any] = {"image": [encode_array(image) for image in images]}
-            if labels is not None:
-                if labels.reshape(-1).shape != images.shape[:1]:
-                    raise ValueError(f"{where} has {len(images)} images and {labels.size} labels")
-                columns["label"] = labels.reshape(-1).tolist()
+            columns |= {} if labels is None else {"label": labels.reshape(-1).tolist()}
             columns["file"] = [f"image {i + 1} of {where}" for i in range(len(images))]
             read[split or "train"] = Dataset.from_dict(columns)
         return {split: read[split] for split in SPLITS if split in read}
@@ -127,11 +129,10 @@ class ImageSource(RowSource):
         names = [f"{split} row {i + 1} of {self.name!r}" for i in range(len(rows))]
         labels = label_cells(rows, self.label) if self.label in rows.column_names else None
         chosen: Any = rows.select_columns(self.image)
-        if self.image != "image":
-            chosen = chosen.rename_column(self.image, "image")
         chosen = chosen.map(  # a data set on disk stays there
-            lambda row, i: {"image": _bytes(row["image"], names[i])},
+            lambda row, i: {"image": _bytes(row[self.image], names[i])},
             with_indices=True,
+            remove_columns=[] if self.image == "image" else [self.image],
             features=Features(image=Value("large_binary")),
         )
         chosen = chosen if labels is None else chosen.add_column("label", labels)
@@ -154,36 +155,27 @@ def open_images(name: Data, *, image: str = "image", label: str = "label") -> Im
     columns: dict[str, Any] = {"image": image, "label": label}
     if name == DIGITS:
         return ImageSource(name, **columns)
-    if not isinstance(name, str) or is_dataset(name):
-        return _of_rows(name, **columns)
-    for layout in IMAGE_LAYOUTS.values():
+    for layout in IMAGE_LAYOUTS.values() if isinstance(name, str) else ():
         if (source := layout(name, **columns)) is not None:
             return source
     if place := elsewhere(name):
         raise ValueError(f"data {place}")
-    path = expanded(name)
-    if inner_suffix(path) == ".npz" and path.is_file():
-        check_file(path)
+    at = find(name, ".csv")
+    name, path = at.name, at.path
+    files = [file for file in at.below if file.suffix.lower() in SUFFIXES]
+    if at.dataset is None and path.is_file() and inner_suffix(path) == ".npz":
         return ImageSource(name, {"train": [path]}, **columns)
-    if not path.is_dir():
-        return _of_rows(name, **columns)
-    found = files_below(path)
-    files = [file for file in found if file.suffix.lower() in SUFFIXES]
-    if not files and not any(map(file_kind, found)):
-        kinds = f"no image ({', '.join(SUFFIXES)}) or table of images in folder {name!r}"
-        raise ValueError("; ".join((kinds, *unread_note(path, found, ()))))
+    if at.dataset is not None or path.is_file() or (not files and any(map(file_kind, at.below))):
+        rows = rows_of(at)
+        return ImageSource(name, rows=rows, file_notes=rows.notes, **columns)
     if not files:
-        return _of_rows(name, **columns)
+        kinds = f"no image ({', '.join(SUFFIXES)}) or table of images in folder {name!r}"
+        raise ValueError("; ".join((kinds, *unread_note(path, at.below, ()))))
     numbered = any(file.parent.parent.name == "imgs" and file.parent.name.isdecimal() for file in files)
     if numbered and (place := elsewhere("lra-pathfinder")):
         raise ValueError(f"{name!r} has Pathfinder's folder imgs; the layout of {place}")
-    own = listed_files(path, found, files, label) or classed_files(path, found, files, files, "images")
+    own = listed_files(path, at.below, files, label) or classed_files(path, at.below, files, files, "images")
     return ImageSource(name, **own, **columns)
-
-
-def _of_rows(name: Data, **columns: Any) -> ImageSource:
-    rows = open_rows(name)
-    return ImageSource(rows.name, rows=rows, file_notes=rows.notes, **columns)
 
 
 def _bytes(value: Any, where: str) -> bytes:
@@ -246,25 +238,20 @@ def prepare_images(
     labels, and classes too small to split.
     """
 
-    def key(size: tuple[int, int] | None) -> str:
-        return key_of([source.key(), size, channels])
-
-    found = ImageData.load(
-        key(size), lambda folder: _write(source, size, channels, folder, progress), source.notes, cache
-    )
+    content, write = source.key(), partial(_write, source, size, channels, progress=progress)
+    found = ImageData.load(key_of([content, size, channels]), write, source.notes, cache)
     if size is None:  # a run opens its images by the size that was found
-        keep_also(found.folder, found.folder.with_name(key(found.size)))
+        keep_also(found.folder, found.folder.with_name(key_of([content, found.size, channels])))
     return found
 
 
 def _write(
-    source: ImageSource, size: tuple[int, int] | None, channels: int, folder: Path, progress: bool
+    source: ImageSource, size: tuple[int, int] | None, channels: int, folder: Path, *, progress: bool
 ) -> dict[str, Any]:
     work = folder / "work"
     work.mkdir()
     tables = source.read(work=work)
-    if "train" not in tables:
-        raise ValueError(f"{source.name!r} has no images to train on, only {' and '.join(tables)} by their names")
+    check_train(tables, repr(source.name), "images")
     for split, rows in tables.items():
         if "label" not in rows.column_names:
             raise ValueError(
@@ -291,10 +278,9 @@ def _write(
                 bar.update()
     size = size or next(iter(sizes))
     for split, rows in found.splits.items():
-        batches: Any = rows.with_format("arrow").iter(_IMAGES_PER_BATCH)
         with arrow_file(folder / f"{split}.arrow", rows.features.arrow_schema) as writer:
-            for batch in batches:
-                writer.write_table(batch)
+            for batch in rows.with_format("arrow").iter(_IMAGES_PER_BATCH):
+                writer.write_table(batch)  # type: ignore[bad-argument-type]
     mean, std = _statistics(found.splits["train"], size, channels)
     shutil.rmtree(work)  # an open file remains readable until its last reader closes it
     total, notes = sizes.total(), [*found.notes]
@@ -304,14 +290,8 @@ def _write(
         notes.append(
             f"{len(moving):,} of {total:,} images have several frames, of which the first is read: {moving[0]}"
         )
-    return {
-        "label_names": labels.names,
-        "size": size,
-        "mean": mean,
-        "std": std,
-        "counts": found.counts,
-        "notes": notes,
-    }
+    scale = {"size": size, "mean": mean, "std": std}
+    return {"label_names": labels.names, **scale, "counts": found.counts, "notes": notes}
 
 
 def _statistics(rows: Dataset, size: tuple[int, int], channels: int) -> tuple[list[float], list[float]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,62 +11,40 @@ from typing import TYPE_CHECKING, Any
 import lagwise.data.arrow as pa
 from lagwise.cache import keep_also
 from lagwise.data.encoding import RowEncoder
-from lagwise.data.labelled_rows import (
-    LABEL,
-    RATE,
-    LabelledRows,
-    label_columns,
-    read_labelled,
-)
+from lagwise.data.labelled_rows import LABEL, RATE, LabelledColumns, LabelledRows, label_columns, read_labelled
 from lagwise.data.labels import KINDS, MULTI_LABEL
 from lagwise.data.prepared import Prepared, arrow_file, key_of
-from lagwise.data.published import TOKENIZERS
 from lagwise.data.rows import RowSource, open_rows
 from lagwise.data.splits import SPLITS
-from lagwise.data.tokenizers import load_tokenizer
+from lagwise.data.tokenizers import TOKENIZERS, load_tokenizer
 from lagwise.data.tokens import content_key
 from lagwise.progress import progress_bar
 from lagwise.tables import check_integer, counted, known
 
 if TYPE_CHECKING:
-    from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-    from lagwise.data.sources import Data
+    from lagwise.data.find import Data
 
 INPUTS = ("tokens", "values")
 
 
 @dataclass(frozen=True)
-class LabelledData(Prepared):
+class LabelledData(LabelledColumns, Prepared):
     """The encoded rows of a table in three splits.
 
     Attributes:
         splits: data sets with the columns input_ids (lists of token ids; of pairs also token_type_ids) or input_values
             (lists of ``features`` float32 each), label (the id of a class, a number, or 0 or 1 for each of several
             labels), length (of the inputs) and, of sounds whose rates differ, sampling_rate.
-        label: the column of the labels, or those of 0 and 1.
-        label_names: names of the classes, by id; None in regression.
-        reason: why it is of this kind.
-        gaps: whether any sample of a series is missing (NaN).
-        rates: sampling rates of sounds in Hz, where they differ.
         cut: number of rows of each split that were longer than the limit.
-        counts: rows of each class in each split; empty in regression.
-        columns, length, features, separate: those of `RowEncoder`.
+        length, separate: those of `RowEncoder`.
         is_bytes: whether tokens are bytes.
     """
 
-    label: str | list[str]
-    kind: str
-    reason: str
-    label_names: tuple[str, ...] | None
-    gaps: bool
-    rates: tuple[int, ...]
+    _: KW_ONLY
     cut: dict[str, int]
-    counts: dict[str, dict[str, int]]
-    columns: tuple[str, ...]
     length: int
-    features: int | None
     separate: bool
     is_bytes: bool
 
@@ -80,37 +58,26 @@ class LabelledData(Prepared):
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
         return self.encoder.tokenizer
 
-    def encode(self, rows: Iterable[Mapping[str, Any]]) -> Dataset:
-        """Encode rows, which need no labels, in order; an empty text is a single end of text (see `RowEncoder`)."""
-        return self.encoder(rows)
-
     def describe(self) -> str:
         """Return the kind, classes and sizes in one line, then a line for everything unusual."""
         what = "labels" if self.kind == MULTI_LABEL else "classes"
         classes = f" of {len(self.label_names)} {what}" if self.label_names else ""
-        kind = f"{self.kind.replace('_', '-')}{classes} ({self.reason})"
-        lines = [f"{kind}; rows: {self.sizes()}", *self._shapes(), *self.notes]
+        lines = [f"{self.kind.replace('_', '-')}{classes} ({self.reason}); rows: {self.sizes()}"]
+        if self.features is not None:
+            lengths = [length for rows in self.splits.values() for length in rows["length"][:]]
+            least, most = min(lengths), max(lengths)
+            samples = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+            layout = "; arrays are read as (rows, samples, features)" if self.features > most else ""
+            rates = f" at {' and '.join(f'{rate:,}' for rate in self.rates)} Hz" if self.rates else ""
+            each = f"{samples} sample{'s' * (most > 1)} and {counted(self.features, 'feature')}"
+            lines.append(f"{len(lengths):,} series of {each}{rates}{layout}")
+        lines += self.notes
         for split, count in self.cut.items():
             if count:
-                share = count / len(self.splits[split])
+                rows = f"{counted(count, 'row')} of {split} ({count / len(self.splits[split]):.1%})"
                 each = f"{self.length // 2} for each text" if self.separate else self.length
-                rows = f"{counted(count, 'row')} of {split} ({share:.1%})"
                 lines.append(f"{rows} {'is' if count == 1 else 'are'} cut to length {each}")
         return "\n".join(lines)
-
-    def _shapes(self) -> list[str]:
-        """The samples and features of series, in one line."""
-        if self.features is None:
-            return []
-        lengths = [length for rows in self.splits.values() for length in rows["length"][:]]
-        least, most = min(lengths), max(lengths)
-        samples = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-        layout = "; arrays are read as (rows, samples, features)" if self.features > most else ""
-        rates = f" at {' and '.join(f'{rate:,}' for rate in self.rates)} Hz" if self.rates else ""
-        return [
-            f"{len(lengths):,} series of {samples} sample{'s' * (most > 1)} and "
-            f"{counted(self.features, 'feature')}{rates}{layout}"
-        ]
 
 
 def prepare_labelled(
@@ -221,6 +188,5 @@ def _write(
                 writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
                 start, cut[split] = start + batch.num_rows, cut[split] + too_long
                 bar.update(batch.num_rows)
-    same = ("columns", "label", "features", "gaps", "rates", "kind", "reason", "label_names", "counts")
-    encoding = {"length": length, "is_bytes": encoder.is_bytes, "separate": separate, "cut": cut}
-    return {**{name: getattr(rows, name) for name in same}, **encoding, "notes": notes}
+    same = {each.name: getattr(rows, each.name) for each in fields(LabelledColumns)}
+    return {**same, "length": length, "is_bytes": encoder.is_bytes, "separate": separate, "cut": cut, "notes": notes}

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import lagwise.data.arrow as pa
 from lagwise.data.arrays import SERIES
 from lagwise.data.encoding import read_series
-from lagwise.data.folders import check_names
+from lagwise.data.find import check_names
 from lagwise.data.labels import (
     MULTI_LABEL,
     Labels,
@@ -30,10 +29,10 @@ from lagwise.data.labels import (
     strata,
 )
 from lagwise.data.numbers import are_numbers, count_up, is_number, with_points
-from lagwise.data.row_files import TEXT_TABLES, file_kind, has_records, read_columns
-from lagwise.data.rows import RATE, RowSource, rows_to_evaluate
-from lagwise.data.sources import chat_hint
+from lagwise.data.reading import has_records
+from lagwise.data.rows import RATE, RowSource, check_train, rows_to_evaluate
 from lagwise.data.splits import SPLITS, made_note, shared_rows, split_rows
+from lagwise.data.tokens import chat_hint
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -45,31 +44,37 @@ _MIN_CATEGORY_ROWS = 10  # fewer do not show a category
 
 
 @dataclass(frozen=True)
-class LabelledRows:
-    """The labelled rows of a table in splits.
+class LabelledColumns:
+    """What the columns of labelled rows hold.
 
     Attributes:
-        splits: the columns of the inputs, and LABEL.
+        kind: classification, regression or multi_label, and the reason in words.
+        label_names: names of the classes, by id; None in regression.
+        counts: rows of each class in each split; empty in regression.
+        columns: of the inputs.
         label: the column of the labels, or those of 0 and 1.
         features: number of features per position of a series, None for text.
         gaps: whether any sample of a series is missing (NaN).
-        rates: sampling rates of sounds in Hz, where they differ; ``splits`` then have the column RATE too.
-
-    The other fields are as in `LabelledData`.
+        rates: sampling rates of sounds in Hz, where they differ; rows then have the column RATE too.
     """
 
-    splits: dict[str, Dataset]
-    counts: dict[str, dict[str, int]]
-    notes: tuple[str, ...]
     kind: str
     reason: str
     label_names: tuple[str, ...] | None
-    name: str = ""
+    counts: dict[str, dict[str, int]]
     columns: tuple[str, ...] = ()
     label: str | list[str] = LABEL
     features: int | None = None
     gaps: bool = False
     rates: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledRows(LabelledColumns):
+    """The labelled rows of a table in splits, which have the columns of the inputs, and LABEL."""
+
+    splits: dict[str, Dataset]
+    notes: tuple[str, ...]
 
 
 def read_labelled(
@@ -93,45 +98,32 @@ def read_labelled(
     groups = [] if group is None else [group]
     wanted = (*columns, *label_columns(label), *groups, *[RATE] * source.has_sounds)
     tables = source.read(wanted if {*wanted} <= {*source.columns} else None)
-    named = tuple(tables)
-    if "train" not in tables:
-        raise ValueError(f"{source.name!r} has no rows to train on, only {' and '.join(named)} by the names in it")
-    for split, rows in tables.items():
-        if not len(rows):
-            raise ValueError(f"{_of(split, named)}{source.name!r} has no rows")
-    first = tables["train"]
-    if columns == ("text",) and {"text", SERIES} & {*first.column_names} == {
-        SERIES
-    }:  # else the names of sounds would be read as text
-        raise ValueError(
+    check_train(tables, repr(source.name), "rows")
+    first, alone = tables["train"], len(tables) == 1
+    if columns == ("text",) and {"text", SERIES} & {*first.column_names} == {SERIES}:
+        raise ValueError(  # else the names of sounds would be read as text
             f"{source.name!r} has series (column {SERIES!r}), not texts: use the recipe signal or series, which have "
             "`inputs=values`, or name a column of text with `text=COLUMN`"
         )
     columns, reading = _input_columns(source.name, first, columns, (*label_columns(label), *groups), values)
     if kind == MULTI_LABEL and isinstance(label, str) and label not in first.column_names:
         label = indicator_columns(first, columns) or label
+    options = {**dict.fromkeys(columns, "text"), **dict.fromkeys(label_columns(label), "label")}
+    options |= dict.fromkeys(groups, "group")
     for split, rows in tables.items():
-        options = {**dict.fromkeys(columns, "text"), **dict.fromkeys(label_columns(label), "label")}
-        options |= dict.fromkeys(groups, "group")
+        place = f"{'' if alone else f'{split} of '}{source.name!r}"
         if absent := {column: what for column, what in options.items() if column not in rows.column_names}:
-            place = f"{_of(split, named)}{source.name!r}"
-            if alone := next((c for c, what in absent.items() if what == "label" and c in first.column_names), None):
-                raise ValueError(
-                    f"{place} has no column {alone!r}, without which it cannot be scored; add it, or move the file "
-                    "away and use lagwise predict for it"
-                )
-            raise ValueError(_no_column(absent, rows, columns, place, source.has_headers))
+            raise ValueError(_no_column(absent, rows, first.column_names, columns, place, source))
 
     def where(split: str, row: int) -> str:
-        return f"row {row + 1}" if named == ("train",) else f"{split} row {row + 1}"
+        return f"row {row + 1}" if alone else f"{split} row {row + 1}"
 
     try:
-        in_folders = isinstance(label, str) and source.has_classes_of_folders(label)
+        in_folders = isinstance(label, str) and source.folder_label == label
         if in_folders:
-            classes = {name for rows in tables.values() for name in rows[label][:]}
-            check_names(classes, "files")
+            check_names(classes := {name for rows in tables.values() for name in rows[label][:]}, "files")
             if len(classes) == 1:
-                raise ValueError(_one_folder(tables, label, source))
+                raise ValueError(_one_folder(first, label, source))
         labels = _labels(tables, label, kind, where, in_folders, source.usual_decimal)
         features, gaps = _check_inputs(tables, columns, values, where)
         hertz: set[int] = set()
@@ -139,11 +131,10 @@ def read_labelled(
             hertz = {rate for rows in tables.values() for rate in rows[RATE][:]}
         rates = tuple(sorted(hertz)) if len(hertz) > 1 else ()
         found = split_labelled(tables, (*columns, *[RATE] * bool(rates)), labels, group=group)
-        notes = (*reading, *found.notes)
     except ValueError as error:
         raise ValueError(f"{source.name!r}: {error}") from error
-    more: dict[str, Any] = {"features": features, "gaps": gaps, "rates": rates, "notes": notes}
-    return replace(found, name=source.name, columns=columns, label=label, **more)
+    own: dict[str, Any] = {"columns": columns, "label": label, "features": features, "gaps": gaps, "rates": rates}
+    return replace(found, notes=(*reading, *found.notes), **own)
 
 
 def split_labelled(
@@ -157,7 +148,7 @@ def split_labelled(
 ) -> LabelledRows:
     """The rows that have a label, in the three splits: their columns of inputs and ``label``, ids of classes or
     numbers, with notes in which ``what`` names a row."""
-    kept, notes, names = {}, [], labels.names
+    kept, notes, names, several = {}, [], labels.names, labels.kind == MULTI_LABEL
     for split, rows in tables.items():
         values = labels.values[split]
         places = [i for i, value in enumerate(values) if value is not None]
@@ -169,29 +160,24 @@ def split_labelled(
             rows = rows.select(places)
         inputs: Any = rows.select_columns(list(dict.fromkeys([*columns, *([] if group is None else [group])])))
         kept[split] = inputs.add_column(label, [values[i] for i in places])
-    several = labels.kind == MULTI_LABEL
-    least = 2 * (1 + len(set(SPLITS) - set(kept)))
-    kinds = strata(kept["train"][label][:], least) if several else None
+    kinds = strata(kept["train"][label][:], 2 * (1 + len({*SPLITS} - {*kept}))) if several else None
     amounts = what == "row" and names is not None and all(map(is_number, names))
     hint = "; if the labels are amounts, `kind=regression` learns them as such" if amounts else ""
     options: dict[str, Any] = {"classes": names is not None, "names": names, "kinds": kinds, "hint": hint}
     whole: Any = split_rows(kept, label, group=group, **options)
     splits = {split: rows.select_columns([*columns, label]) for split, rows in whole.items()}
     notes += [*made_note(kept, splits, group), *shared_rows(splits, kept, label), *alike_note(names)]
-    if several:
-        ids = {
-            split: Counter(dict(enumerate(map(sum, zip(*rows[label][:], strict=True)))))
-            for split, rows in splits.items()
-        }
-        none = sum(not any(row) for row in splits["train"][label][:])
-        notes += [f"{none:,} {what}s of train have none of the labels"] * (none > 0)
-    else:
-        ids = {split: Counter(rows[label][:]) for split, rows in splits.items()}
-    counts = {split: {name: ids[split][i] for i, name in enumerate(names or ())} for split in ids}
+    counts = {}
+    for split, rows in splits.items():
+        own = rows[label][:]
+        ids = Counter(own) if not several else dict(enumerate(map(sum, zip(*own, strict=True))))
+        counts[split] = {name: ids[i] for i, name in enumerate(names or ())}
+        if split == "train" and several and (none := sum(not any(row) for row in own)):
+            notes.append(f"{none:,} {what}s of train have none of the labels")
     for split, found in counts.items():
         if absent := [name for name, count in found.items() if not count]:
             notes.append(f"{split} has no {what} of {', '.join(map(repr, absent))}")
-    return LabelledRows(splits, counts, tuple(notes), labels.kind, labels.reason, names)
+    return LabelledRows(labels.kind, labels.reason, names, counts, splits=splits, notes=tuple(notes))
 
 
 def rows_to_score(
@@ -207,10 +193,9 @@ def rows_to_score(
     as `known_labels` and `known_several`, and for missing columns or rows.
     """
     rows = rows_to_evaluate(source.read(), source.name)
-    for column in (*columns, *label_columns(label)):
-        if column not in rows.column_names:
-            has = f"it has {_list_names(rows.column_names)}"
-            raise ValueError(f"{source.name!r} has no column {column!r} ({has}){_first_line(source.has_headers)}")
+    if absent := [column for column in (*columns, *label_columns(label)) if column not in rows.column_names]:
+        has = f"it has {_list_names(rows.column_names)}"
+        raise ValueError(f"{source.name!r} has no column {absent[0]!r} ({has}){_first_line(source)}")
 
     def where(i: int) -> str:
         return f"row {i + 1} of {source.name!r}"
@@ -227,12 +212,20 @@ def label_columns(label: str | list[str]) -> tuple[str, ...]:
     return (label,) if isinstance(label, str) else tuple(label)
 
 
-def _of(split: str, named: Sequence[str]) -> str:
-    return "" if tuple(named) == ("train",) else f"{split} of "
-
-
-def _no_column(absent: Mapping[str, str], rows: Dataset, inputs: Sequence[str], where: str, headers: bool) -> str:
-    """The message about columns that a table does not have; absent: the options that name them, such as ``text``."""
+def _no_column(
+    absent: Mapping[str, str],
+    rows: Dataset,
+    of_train: Sequence[str],
+    inputs: Sequence[str],
+    where: str,
+    source: RowSource,
+) -> str:
+    """The message about columns that a split does not have; absent: the options that name them, such as ``text``."""
+    if alone := next((column for column, what in absent.items() if what == "label" and column in of_train), None):
+        return (
+            f"{where} has no column {alone!r}, without which it cannot be scored; add it, or move the file away and "
+            "use lagwise predict for it"
+        )
     columns, hints = rows.column_names, []
     for name, what in absent.items():
         near = difflib.get_close_matches(name, columns, n=1)
@@ -242,25 +235,19 @@ def _no_column(absent: Mapping[str, str], rows: Dataset, inputs: Sequence[str], 
     hint = f"; columns of 0 and 1, such as {several}, are labels with `kind={MULTI_LABEL}`" if len(found) > 1 else ""
     return (
         f"{where} has no column {' and no column '.join(map(repr, absent))}; {', '.join(dict.fromkeys(hints))} "
-        f"(columns: {_list_names(columns)}){chat_hint(columns) or _first_line(headers)}{hint}"
+        f"(columns: {_list_names(columns)}){chat_hint(columns) or _first_line(source)}{hint}"
     )
 
 
-def _one_folder(tables: dict[str, Dataset], label: str, source: RowSource) -> str:
+def _one_folder(rows: Dataset, label: str, source: RowSource) -> str:
     """The message about files that are a class, or a row each, all of one class."""
-    rows = tables["train"]
-    files = "1 file" if len(rows) == 1 else f"{len(rows):,} files"
-    each = "is one row" if len(rows) == 1 else "are a row each"
-    advice = "put those of each class into a folder of its own"
+    what, columns = "files to train on are a row each", source.header  # their lines are samples
     if any(map(has_records, source.paths)):
-        files, each = f"{len(rows):,} rows", "are of one file or folder"
-        advice = f"{advice}, or name another column with `label=COLUMN` (columns: {_list_names(source.columns)})"
-    elif texts := [path for path in source.paths if file_kind(path) in TEXT_TABLES]:  # whose lines are then samples
-        named = f"with `label=COLUMN` (columns: {_list_names(read_columns(texts[0]))})"
-        advice = f"if a line is a series and its label, name the column of labels {named}; or {advice}"
+        what, columns = "rows to train on are of one file or folder", source.columns
+    named = f"; or name the column of labels with `label=COLUMN` (columns: {_list_names(columns)})" if columns else ""
     return (
-        f"the {files} to train on {each}, all of the class {rows[label][0]!r}, and classification needs two classes; "
-        f"{advice}"
+        f"the {len(rows):,} {what}, all of the class {rows[label][0]!r}, and classification needs two classes; put "
+        f"those of each class into a folder of its own{named}"
     )
 
 
@@ -270,9 +257,9 @@ def _list_names(columns: Sequence[str]) -> str:
     return ", ".join(names[:_MANY]) + (f" and {len(names) - _MANY:,} more" if len(names) > _MANY else "")
 
 
-def _first_line(headers: bool) -> str:
+def _first_line(source: RowSource) -> str:
     advice = "if it is a row, put one above it; if a title, remove it"
-    return f"; the first line of the file is taken for the header: {advice}" if headers else ""
+    return f"; the first line of the file is taken for the header: {advice}" if source.header else ""
 
 
 def _input_columns(
@@ -283,16 +270,23 @@ def _input_columns(
 
     ValueError for a table of numbers and categories alone, which are no text: a category has few different values."""
     others = [column for column in rows.column_names if column not in labels]
-    if values and columns == ("input_values",) and columns[0] not in others:
+    if values and columns == (SERIES,) and SERIES not in others:
         return (others[0],) if len(others) == 1 else columns, []
     if columns != ("text",) or "text" in others or not {*labels} <= {*rows.column_names}:
         return columns, []
     head: Any = rows.with_format("arrow")[:_SAMPLE_ROWS]  # columns of Arrow, as a Dataset copies all features for each
-    kinds = {column: _column_kind(head.column(column)) for column in others}
+    cells = {column: head.column(column).to_pylist() for column in others}
+    kinds = {column: _column_kind(own) for column, own in cells.items()}
     texts = [column for column in others if kinds[column] != "number"]
-    numbers = [column for column in others if kinds[column] == "number" and not _counts(head.column(column))]
+    numbers = [c for c, own in cells.items() if kinds[c] == "number" and not count_up(list(map(str, own)))]
     if len(numbers) > 1 and None not in kinds.values() and "text" not in kinds.values():
-        raise ValueError(_no_text(name, others, texts, labels[0]))
+        call = "HistGradientBoostingClassifier(categorical_features='from_dtype')"
+        text = f"; to read {texts[0]!r} alone, name it with `text={texts[0]}`" if texts else ""
+        raise ValueError(
+            f"{name!r} is a table of numbers and categories ({_list_names(others)}), not of texts: use scikit-learn's "
+            f"{call}.fit(table[columns], table[{labels[0]!r}]), with categories of pandas' type 'category'; or, if "
+            f"each line is a series, the recipe series{text}"
+        )
     if len(texts) != 1:
         return columns, []
     left = [column for column in others if column not in texts]
@@ -300,36 +294,15 @@ def _input_columns(
     return (texts[0],), note
 
 
-def _column_kind(column: pa.ChunkedArray) -> str | None:
+def _column_kind(cells: Sequence[Any]) -> str | None:
     """Say what the first cells of a column hold: ``number``, ``category``, ``text``, or None for anything else."""
-    kind, cells = column.type, [cell for cell in column.to_pylist() if cell is not None]
-    if (
-        pa.types.is_integer(kind)
-        or pa.types.is_floating(kind)
-        or pa.types.is_decimal(kind)
-        or pa.types.is_boolean(kind)
-    ):
+    cells = [cell for cell in cells if cell is not None]
+    if all(isinstance(cell, int | float | Decimal) for cell in cells):
         return "number"
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+    if not all(isinstance(cell, str) for cell in cells):
         return None
-    if are_numbers(cells):
-        return "number"
-    return "category" if len(cells) >= _MIN_CATEGORY_ROWS and len(set(cells)) <= len(cells) // 2 else "text"
-
-
-def _counts(column: pa.ChunkedArray) -> bool:
-    """Whether a column numbers the rows, as an index that a program writes does."""
-    return count_up([str(cell) for cell in column.to_pylist()])
-
-
-def _no_text(name: str, columns: Sequence[str], categories: Sequence[str], label: str) -> str:
-    """The message about a table of numbers and categories."""
-    call = f"HistGradientBoostingClassifier(categorical_features='from_dtype').fit(table[columns], table[{label!r}])"
-    text = f"; to read {categories[0]!r} alone, name it with `text={categories[0]}`" if categories else ""
-    return (
-        f"{name!r} is a table of numbers and categories ({_list_names(columns)}), not of texts: use scikit-learn's "
-        f"{call}, with categories of pandas' type 'category'; or, if each line is a series, the recipe series{text}"
-    )
+    few = len(cells) >= _MIN_CATEGORY_ROWS and len(set(cells)) <= len(cells) // 2
+    return "number" if are_numbers(cells) else "category" if few else "text"
 
 
 def _labels(
@@ -346,20 +319,16 @@ def _labels(
         if kind not in ("auto", MULTI_LABEL):
             raise ValueError(f"`label` has {len(label)} columns, which are several labels per row, but `kind={kind}`")
         return read_several(cells, where, label, f"the columns {', '.join(label)} are labels")
-    features = [rows.features[label] for rows in tables.values()]
-    lists = any(hasattr(each, "feature") for each in features)
-    declared = [
-        getattr(getattr(each, "feature", each), "names", None) or () for each in features
-    ]  # the element's names where labels are lists
-    if kind == "auto" and (in_folders or (any(declared) and not lists)):  # even if the names of the classes are numbers
+    feature: Any = [rows.features[label] for rows in tables.values()][-1]
+    order = getattr(getattr(feature, "feature", feature), "names", None) or ()  # the element's where labels are lists
+    if kind == "auto" and (in_folders or (order and not hasattr(feature, "feature"))):
         reason = "the folders are the classes" if in_folders else "the data declare the classes"
-        return replace(read_labels(cells, "classification", where, declared[-1]), reason=reason)
+        return replace(read_labels(cells, "classification", where, order), reason=reason)
     if kind == MULTI_LABEL or (kind == "auto" and has_lists(cells["train"])):
-        return read_several(cells, where, declared[-1])
-    if kind == "classification":
-        return read_labels(cells, kind, where, declared[-1])
-    numbers = {split: _with_points(column, usual) for split, column in cells.items()}
-    return read_labels(numbers, kind, where, declared[-1])
+        return read_several(cells, where, order)
+    if kind != "classification":
+        cells = {split: _with_points(column, usual) for split, column in cells.items()}
+    return read_labels(cells, kind, where, order)
 
 
 def _with_points(cells: list[Any], usual: str | None) -> list[Any]:
@@ -394,28 +363,23 @@ def _check_inputs(
     theirs is missing."""
     features: int | None = None
     gaps = False
-    for split, rows in tables.items():
-        for column in columns:
-            if values:
-                table: Any = rows.with_format("arrow")[:]
-                for i, row in enumerate(read_series(table.column(column), column, lambda i, s=split: where(s, i))):
-                    features, gaps = features or row.shape[1], gaps or bool(np.isnan(row).any())
-                    if row.shape[1] != features:
-                        raise ValueError(
-                            f"{column!r} of {where(split, i)} has {row.shape[1]} features, those before it {features}"
-                        )
-                continue
-            cells = rows[column][:]
-            other = next((i for i, v in enumerate(cells) if not isinstance(v, str | None)), None)
-            if other is not None:
-                raise ValueError(
-                    f"{column!r} of {where(split, other)} is {type(cells[other]).__name__}, not text; name another "
-                    "column with `text=COLUMN`, or set `inputs=values` for series of numbers"
-                )
-            empty = [i for i, v in enumerate(cells) if not v]
-            if empty:
-                raise ValueError(
-                    f"{len(empty)} of {len(cells)} rows have an empty {column!r}, the first is "
-                    f"{where(split, empty[0])}; fill them in or remove them"
-                )
+    for split, column, rows in ((split, column, rows) for split, rows in tables.items() for column in columns):
+        if values:
+            table: Any = rows.with_format("arrow")[:]
+            for row in read_series(table.column(column), column, lambda i, s=split: where(s, i), features=features):
+                features, gaps = row.shape[1], gaps or bool(np.isnan(row).any())
+            continue
+        cells = rows[column][:]
+        other = next((i for i, v in enumerate(cells) if not isinstance(v, str | None)), None)
+        if other is not None:
+            raise ValueError(
+                f"{column!r} of {where(split, other)} is {type(cells[other]).__name__}, not text; name another "
+                "column with `text=COLUMN`, or set `inputs=values` for series of numbers"
+            )
+        empty = [i for i, v in enumerate(cells) if not v]
+        if empty:
+            raise ValueError(
+                f"{len(empty)} of {len(cells)} rows have an empty {column!r}, the first is "
+                f"{where(split, empty[0])}; fill them in or remove them"
+            )
     return features, gaps

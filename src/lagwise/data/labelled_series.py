@@ -15,7 +15,7 @@ from lagwise.data.batches import IGNORED
 from lagwise.data.encoding import feature_scale, read_series
 from lagwise.data.labels import class_name, is_missing, known_labels, read_labels
 from lagwise.data.prepared import Prepared, arrow_file, key_of, stored_arrays
-from lagwise.data.rows import RowSource
+from lagwise.data.rows import RowSource, check_train
 from lagwise.data.splits import SPLITS, Share, shared_rows, split_series
 from lagwise.progress import progress_bar
 from lagwise.tables import known
@@ -74,7 +74,7 @@ def prepare_series(
 
     def write(folder: Path) -> dict[str, Any]:
         try:
-            return _write(source, values, label, events, group, folder, progress)
+            return _write(source, (values, label, events), group, folder, progress)
         except ValueError as error:
             raise ValueError(f"{source.name!r}: {error}") from error
 
@@ -83,24 +83,70 @@ def prepare_series(
     return LabelledSeries.load(key_of([source.key(), values, label, events, group]), write, source.notes, cache)
 
 
-def read_label_rows(
-    rows: Dataset, values: str, label: str, events: str | None, where: Callable[[int], str], *, gaps: bool = True
+Columns = tuple[str, str, str | None]  # of the values, the labels and the positions of events
+
+
+def _read(
+    rows: Dataset, columns: Columns, where: Callable[[int], str], **options: Any
 ) -> Iterator[tuple[np.ndarray, list[Any], np.ndarray]]:
     """Yield for each row its samples ``(length, features)``, its different labels as stored, and the index of each
-    sample's label among these, IGNORED for none. Errors as `prepare_series`; ``where`` names row i in them."""
-    for column in (values, label, *([] if events is None else [events])):
-        if column not in rows.column_names:
-            raise ValueError(f"there is no column {column!r} (columns: {', '.join(rows.column_names)})")
+    sample's label among these, IGNORED for none. Errors as `prepare_series`; ``where`` names row i in them. options: of
+    `read_series`."""
+    values, label, events = columns
+    for column in filter(None, columns):
+        known(column, rows.column_names, "column")
     table: Any = rows.with_format("arrow")[:]
     cells = table.column(label)
-    positions = None if events is None else table.column(events)
-    for i, samples in enumerate(read_series(table.column(values), values, where, gaps=gaps)):
+    for i, samples in enumerate(read_series(table.column(values), values, where, **options)):
         try:
-            own = None if positions is None else positions[i].as_py() or []
-            found, places = _label_places(cells[i], own, len(samples))
+            if events is not None:
+                found, places = _of_events(cells[i].values or [], table.column(events)[i].as_py() or [], len(samples))
+            elif is_list(cells.type):
+                found, places = _of_samples(cells[i].values, len(samples))
+            else:
+                found, places = [cells[i].as_py()], np.zeros(len(samples), dtype=np.int64)
         except ValueError as error:
             raise ValueError(f"{where(i)}: {error}") from error
         yield samples, found, places
+
+
+def _of_samples(labels: Any, length: int) -> tuple[list[Any], np.ndarray]:
+    """The different labels of a row, and the index among them of the label of each sample."""
+    count = 0 if labels is None else len(labels)
+    if count != length:
+        raise ValueError(f"it has {count} labels and {length} samples")
+    encoded = labels.dictionary_encode()
+    places = encoded.indices.fill_null(IGNORED).to_numpy(zero_copy_only=False).astype(np.int64)
+    found = encoded.dictionary.to_pylist()
+    missing = [k for k, value in enumerate(found) if is_missing(value)]
+    return found, np.where(np.isin(places, missing), IGNORED, places)
+
+
+def _of_events(labels: Any, positions: list[Any], length: int) -> tuple[list[Any], np.ndarray]:
+    """As `_of_samples`, of a row with the classes of events at some positions."""
+    if len(labels) != len(positions):
+        raise ValueError(f"it has {len(positions)} events and {len(labels)} classes of events")
+    found, before = [NO_EVENT], -1
+    places = np.zeros(length, dtype=np.int64)
+    for number, (at, value) in enumerate(zip(positions, labels, strict=True), 1):
+        at = int(at) if isinstance(at, float) and at.is_integer() else at  # as pandas writes a column with gaps
+        if type(at) is not int:
+            raise ValueError(f"event {number} is at {at!r}, which is not an integer")
+        if not 0 <= at < length:
+            raise ValueError(f"event {number} is at {at!r}, outside the series of {length} samples")
+        if at <= before:
+            raise ValueError(f"event {number} is at {at}, not after the one before it, at {before}")
+        name, before = class_name(value.as_py()), at
+        if name in ("None", "nan", "", NO_EVENT):
+            raise ValueError(f"event {number} has no class but {name!r}")
+        found += [name] * (name not in found)
+        places[at] = found.index(name)
+    return found, places
+
+
+def _ids(ids: Sequence[int], places: np.ndarray) -> np.ndarray:
+    """The ids of a row's different labels at their places, IGNORED where there is none."""
+    return np.asarray([*ids, IGNORED])[np.where(places == IGNORED, len(ids), places)]
 
 
 def read_series_for(
@@ -113,82 +159,37 @@ def read_series_for(
     def where(i: int) -> str:
         return f"row {i + 1} of {source!r}"
 
-    for i, (samples, found, places) in enumerate(read_label_rows(rows, values, label, events, where, gaps=gaps)):
-        used = np.unique(places[places != IGNORED])
-        ids = np.full(len(found) + 1, IGNORED)
-        ids[used] = known_labels([found[k] for k in used], names, lambda _, i=i: where(i))
-        yield samples, ids[np.where(places == IGNORED, len(found), places)]
+    for i, (samples, found, places) in enumerate(_read(rows, (values, label, events), where, gaps=gaps)):
+        used = {*np.unique(places).tolist()}
+        own = [known_labels([v], names, lambda _, i=i: where(i))[0] if k in used else 0 for k, v in enumerate(found)]
+        yield samples, _ids(own, places)
 
 
-def _label_places(cell: Any, positions: list[Any] | None, length: int) -> tuple[list[Any], np.ndarray]:
-    """Return the different labels of a row, and the index among them of the label of each of ``length`` samples."""
-    if positions is None and not is_list(cell.type):
-        return [cell.as_py()], np.zeros(length, dtype=np.int64)
-    listed: Any = [] if cell.values is None else cell.values
-    if positions is None:
-        if len(listed) != length:
-            raise ValueError(f"it has {len(listed)} labels and {length} samples")
-        encoded = listed.dictionary_encode()
-        places = encoded.indices.fill_null(IGNORED).to_numpy(zero_copy_only=False).astype(np.int64)
-        found = encoded.dictionary.to_pylist()
-        missing = [k for k, value in enumerate(found) if is_missing(value)]
-        return found, np.where(np.isin(places, missing), IGNORED, places)
-    if len(listed) != len(positions):
-        raise ValueError(f"it has {len(positions)} events and {len(listed)} classes of events")
-    # pandas writes integers of a column with gaps as floats.
-    positions = [int(p) if isinstance(p, float) and p.is_integer() else p for p in positions]
-    for number, (before, position) in enumerate(zip([None, *positions], positions, strict=False)):
-        if type(position) is not int:
-            raise ValueError(f"event {number + 1} is at {position!r}, which is not an integer")
-        if not 0 <= position < length:
-            raise ValueError(f"event {number + 1} is at {position!r}, outside the series of {length} samples")
-        if before is not None and position <= before:
-            raise ValueError(f"event {number + 1} is at {position}, not after the one before it, at {before}")
-    found = [NO_EVENT]
-    places = np.zeros(length, dtype=np.int64)
-    for number, (position, value) in enumerate(zip(positions, listed, strict=True)):
-        name = class_name(value.as_py())
-        if name in ("None", "nan", "", NO_EVENT):
-            raise ValueError(f"event {number + 1} has no class but {name!r}")
-        if name not in found:
-            found.append(name)
-        places[position] = found.index(name)
-    return found, places
-
-
-def _write(
-    source: RowSource, values: str, label: str, events: str | None, group: str | None, folder: Path, progress: bool
-) -> dict[str, Any]:
-    tables = source.read([values, label, *filter(None, (events, group))])
+def _write(source: RowSource, columns: Columns, group: str | None, folder: Path, progress: bool) -> dict[str, Any]:
+    values, _, events = columns
+    tables = source.read([*filter(None, (*columns, group))])
     for rows in tables.values() if group is not None else ():
         known(group, rows.column_names, "column (`group`)")
-    if "train" not in tables:
-        raise ValueError(f"it has no series to train on, only {' and '.join(tables)} by the names in it")
+    check_train(tables, "it", "series")
     first: dict[str, dict[Any, int]] = {}  # the row where each label occurs first
-    features, gaps = None, False
+    features: int | None = None
+    gaps = False
     for split, rows in tables.items():
-        if not len(rows):
-            raise ValueError(f"{split} has no rows")
 
         def where(i: int, split: str = split) -> str:
             return f"row {i + 1}" if len(tables) == 1 else f"{split} row {i + 1}"
 
         first[split] = {}
-        for i, (samples, found, places) in enumerate(read_label_rows(rows, values, label, events, where)):
-            features, gaps = features or samples.shape[1], gaps or bool(np.isnan(samples).any())
-            if samples.shape[1] != features:
-                raise ValueError(
-                    f"{values!r} of {where(i)} has {samples.shape[1]} features, those before it {features}"
-                )
+        for i, (samples, found, places) in enumerate(_read(rows, columns, where, features=features)):
+            features, gaps = samples.shape[1], gaps or bool(np.isnan(samples).any())
             for k in np.unique(places[places != IGNORED]).tolist():
                 first[split].setdefault(found[k], i)
-    assert features is not None
     names, ids = _classes(first, events is not None)
+    assert features is not None
 
     def read(rows: Dataset) -> Iterator[list[np.ndarray]]:
-        for samples, found, places in read_label_rows(rows, values, label, events, str):
-            own = np.asarray([*(ids.get(value, IGNORED) for value in found), IGNORED])
-            yield [samples, own[np.where(places == IGNORED, len(found), places)]]
+        for samples, found, places in _read(rows, columns, str):
+            yield [samples, _ids([ids.get(value, IGNORED) for value in found], places)]
 
     kinds = {"input_values": pa.list_(pa.list_(pa.float32(), features)), "label": pa.list_(pa.int16())}
     parts, notes = split_series(tables, "series", group)
@@ -199,17 +200,10 @@ def _write(
         found = np.bincount(labels[labels != IGNORED], minlength=len(names))
         counts[split] = dict(zip(names, found.tolist(), strict=True))
     inputs: dict[str, Any] = {split: rows.select_columns(values) for split, rows in tables.items()}
-    shared = shared_rows(inputs, tables)
-    absent = [(split, name) for split in SPLITS for name, count in counts[split].items() if not count]
-    return {
-        "features": features,
-        "label_names": names,
-        "mean": mean,
-        "std": std,
-        "gaps": gaps,
-        "counts": counts,
-        "notes": [*notes, *shared, *(f"{split} has no {name!r}" for split, name in absent)],
-    }
+    notes += shared_rows(inputs, tables)
+    notes += [f"{split} has no {name!r}" for split in SPLITS for name, count in counts[split].items() if not count]
+    scale = {"mean": mean, "std": std, "gaps": gaps}
+    return {"features": features, "label_names": names, **scale, "counts": counts, "notes": notes}
 
 
 def write_parts(
@@ -254,13 +248,8 @@ def _classes(first: Mapping[str, Mapping[Any, int]], events: bool) -> tuple[list
     labels = read_labels(columns, "auto", where)
     if labels.names is None:
         raise ValueError(f"labels inside series must be classes, but {labels.reason}")
-    names = list(labels.names)
-    if events:
-        names = [NO_EVENT, *(name for name in names if name != NO_EVENT)]
-    ids = {
-        value: names.index(labels.names[place])
-        for split in columns
-        for value, place in zip(columns[split], labels.values[split], strict=True)
-        if place is not None
-    }
-    return names, ids
+    names = [NO_EVENT, *(name for name in labels.names if name != NO_EVENT)] if events else list(labels.names)
+    pairs = (
+        (value, place) for split in columns for value, place in zip(columns[split], labels.values[split], strict=True)
+    )
+    return names, {value: names.index(labels.names[place]) for value, place in pairs if place is not None}

@@ -9,6 +9,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -29,7 +30,6 @@ _FILL_IN = "remove such rows, or write an empty list, or 0 in every column, for 
 
 Where = Callable[[str, int], str]  # the name of a row of a split in messages
 Columns = Mapping[str, Sequence[Any]]  # the cells of each split
-Names = dict[str, list[list[str] | None]]  # several labels of each row of each split
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ def read_labels(columns: Columns, kind: str, where: Where, order: Sequence[str] 
     all the same, and classes that train lacks.
     """
     known(kind, KINDS, "`kind`")
-    numbers = {v: _number(v) for column in columns.values() for v in column if isinstance(v, str)}
-    words = {text for text, number in numbers.items() if number is None}
-    amounts = any(number is not None and not number.is_integer() for number in numbers.values())
+    texts = {v: _number(v) for column in columns.values() for v in column if isinstance(v, str)}
+    words = {text for text, number in texts.items() if number is None}
+    amounts = any(number is not None and not number.is_integer() for number in texts.values())
     signs = words if amounts and all(word.strip().lower() in MISSING for word in words) else set()
     cells = {
         s: [None if is_missing(v) or (isinstance(v, str) and v in signs) else v for v in column]
@@ -84,12 +84,9 @@ def read_labels(columns: Columns, kind: str, where: Where, order: Sequence[str] 
     kind, reason = (found, f"{reason}{several}") if kind == "auto" else (kind, "as declared")
     if kind == "regression":
         if values is None:
-            split, i = next(
-                (s, i) for s, c in cells.items() for i, v in enumerate(c) if v is not None and _number(v) is None
-            )
-            raise ValueError(
-                f"label {cells[split][i]!r} of {where(split, i)} is not a number; regression needs numbers"
-            )
+            written = ((s, i, v) for s, column in cells.items() for i, v in enumerate(column) if v is not None)
+            split, i, value = next(each for each in written if _number(each[2]) is None)
+            raise ValueError(f"label {value!r} of {where(split, i)} is not a number; regression needs numbers")
         if len(cells["train"]) > 1 and len(different := {*values["train"]}) == 1:
             raise ValueError(
                 f"all {len(cells['train'])} labels are {different.pop()}; regression needs different numbers"
@@ -100,17 +97,15 @@ def read_labels(columns: Columns, kind: str, where: Where, order: Sequence[str] 
     names = [n for n in dict.fromkeys(map(class_name, order)) if n in classes] or sorted(classes, key=natural)
     if len(names) < 2:
         raise ValueError(f"all {len(named['train'])} labels are {names[0]!r}; classification needs two classes or more")
-    ids = {name: i for i, name in enumerate(names)}
+    ids: dict[str | None, int | None] = {None: None, **{name: i for i, name in enumerate(names)}}
     for split, column in named.items():
-        unknown = Counter(name for name in column if name is not None and name not in ids)
-        if unknown:
+        if unknown := Counter(name for name in column if name not in ids):
             name, count = unknown.most_common(1)[0]
             raise ValueError(
                 f"label {name!r} of {where(split, column.index(name))} ({count} such rows in {split}) does not occur "
                 f"in train{several}"
             )
-    places = {s: [None if n is None else ids[n] for n in column] for s, column in named.items()}
-    return Labels(kind, reason, tuple(names), places)
+    return Labels(kind, reason, tuple(names), {s: [ids[name] for name in column] for s, column in named.items()})
 
 
 def alike_note(names: Sequence[str] | None) -> list[str]:
@@ -129,24 +124,17 @@ def known_labels(values: Sequence[Any], names: Sequence[str] | None, where: Call
 
     ValueError for a missing label, a class that the model does not know, and text or NaN instead of numbers.
     """
+    # earlier versions kept the zeros of 1.0 and the capital of True
+    ids = {class_name(name): i for i, name in enumerate(names or ())} | {name: i for i, name in enumerate(names or ())}
     found: list[Any] = []
     for i, value in enumerate(values):
         if is_missing(value):
             raise ValueError(f"{where(i)} has no label")
-        if names is None:
-            number = _number(value)
-            if number is None or not math.isfinite(number):
-                raise ValueError(f"the label of {where(i)} is {value!r}, not a finite number")
-            found.append(number)
-            continue
-        name = class_name(value)
-        if name not in names:  # earlier versions kept the zeros of 1.0 and the capital of True
-            name = next((each for each in names if class_name(each) == name), name)
-        if name not in names:
-            raise ValueError(
-                f"the label of {where(i)} is {value!r}, which the model does not know ({', '.join(names)})"
-            )
-        found.append(list(names).index(name))
+        number = _number(value) if names is None else ids.get(class_name(value))
+        if number is None or not math.isfinite(number):
+            wanted = "not a finite number" if names is None else f"which the model does not know ({', '.join(names)})"
+            raise ValueError(f"the label of {where(i)} is {value!r}, {wanted}")
+        found.append(number)
     return found
 
 
@@ -162,27 +150,21 @@ def _numbers(cells: Columns, where: Where) -> dict[str, list[float | None]] | No
     seen: dict[str, tuple[str, int]] = {}  # the first label of each type
     words: dict[str, tuple[str, int]] = {}
     logical = any(isinstance(value, bool) for value in chain(*cells.values()))
-    for split, column in cells.items():
-        for i, value in enumerate(column):
-            if value is None:
-                continue
-            if not isinstance(value, str | int | float):
-                raise ValueError(f"the label of {where(split, i)} is {type(value).__name__}, not text or a number")
-            number = _number(value)
-            if logical and class_name(value) in ("true", "false"):  # other files have them as text
-                sort = "true or false"
-            elif isinstance(value, str):
-                sort = "text" if number is None else "whole text" if number.is_integer() else "fractional text"
-                if number is None:
-                    words.setdefault(value, (split, i))
-            else:
-                sort = "number" if number is not None else "true or false"
-            seen.setdefault(sort, (split, i))
-            if number is not None and not math.isfinite(number):
-                raise ValueError(f"the label of {where(split, i)} is {value!r}, not a finite number")
-    numbers = {split: [None if v is None else _number(v) for v in column] for split, column in cells.items()}
-    infinite = all(math.isinf(_float(word) or 0) for word in words)
-    if words and infinite and _kind(numbers)[0] == "regression":
+    for split, i, value in ((s, i, v) for s, column in cells.items() for i, v in enumerate(column) if v is not None):
+        if not isinstance(value, str | int | float):
+            raise ValueError(f"the label of {where(split, i)} is {type(value).__name__}, not text or a number")
+        number = _number(value)
+        if number is not None and not math.isfinite(number):
+            raise ValueError(f"the label of {where(split, i)} is {value!r}, not a finite number")
+        if isinstance(value, bool) or (logical and class_name(value) in ("true", "false")):  # some files have text
+            sort = "true or false"
+        elif isinstance(value, str):
+            sort = "text" if number is None else "whole text" if number.is_integer() else "fractional text"
+            words |= {value: (split, i)} if number is None and value not in words else {}
+        else:
+            sort = "number"
+        seen.setdefault(sort, (split, i))
+    if words and all(math.isinf(_float(word) or 0) for word in words):
         value, place = next(iter(words.items()))
         raise ValueError(f"the label of {where(*place)} is {value!r}, not a finite number")
     from_text = {sort for sort in seen if "text" in sort}
@@ -190,7 +172,9 @@ def _numbers(cells: Columns, where: Where) -> dict[str, list[float | None]] | No
     if mixed or {"text", "fractional text"} <= {*seen}:
         examples = ", ".join(f"{cells[s][i]!r} ({where(s, i)})" for s, i in seen.values())
         raise ValueError(f"labels of mixed types: {examples}; make all of them text or all of them numbers")
-    return None if {"text", "true or false"} & {*seen} else numbers
+    if {"text", "true or false"} & {*seen}:
+        return None
+    return {split: [None if v is None else _number(v) for v in column] for split, column in cells.items()}
 
 
 def _kind(numbers: Mapping[str, Sequence[float | None]] | None) -> tuple[str, str]:
@@ -257,7 +241,7 @@ def natural(name: str) -> tuple[Any, ...]:
 
 def has_lists(cells: Sequence[Any]) -> bool:
     """Whether labels are lists, or lists in text, as programs write them into tables."""
-    written = [cell for cell in cells if _is_list(cell) or not is_missing(cell)]
+    written = [cell for cell in cells if not _is_absent(cell)]
     return any(map(_is_list, cells)) or (bool(written) and all(_items(cell) is not None for cell in written))
 
 
@@ -273,13 +257,12 @@ def read_several(columns: Columns, where: Where, order: Sequence[str] = (), reas
 
     ValueError for train rows without a list, cells of mixed types, labels that train lacks, and fewer than two labels.
     """
-    if any(map(has_lists, columns.values())):
-        reason = "the labels are lists" if reason == "as declared" else reason
-    if any(_is_list(cell) for column in columns.values() for cell in column):
-        read = _lists(columns, where)
-    else:
-        read, separator = _separated(columns, where)
-        reason = f"labels between {separator!r}" if separator else reason
+    every = [*chain(*columns.values())]
+    listed = has_lists(every)
+    mark = next((m for m in SEPARATORS if not listed and any(isinstance(v, str) and m in v for v in every)), "")
+    if listed or mark:
+        reason = f"labels between {mark!r}" if mark else "the labels are lists" if reason == "as declared" else reason
+    read = {s: _parsed(column, mark, any(map(_is_list, every)), partial(where, s)) for s, column in columns.items()}
     if size := _vector_size(read):
         order, reason = order or [str(i) for i in range(size)], "the labels are vectors of 0 and 1"
         if size != len(order):
@@ -297,13 +280,32 @@ def read_several(columns: Columns, where: Where, order: Sequence[str] = (), reas
         raise ValueError(f"{found}; several labels a row need two labels or more (`kind=classification`: classes)")
     if never := [name for name in names if not counts[name]]:
         raise ValueError(f"no row of train has the label {never[0]!r} ({len(never)} such labels); leave it out")
-    known_names = {*names}
+    values = {}
     for split, column in read.items():
-        for i, cell in enumerate(column):
-            if unknown := [name for name in cell or () if name not in known_names]:
-                raise ValueError(f"label {unknown[0]!r} of {where(split, i)} does not occur in train")
-    values = {s: [None if cell is None else _marked(cell, names) for cell in column] for s, column in read.items()}
+        unknown = next(((i, name) for i, cell in enumerate(column) for name in cell or () if name not in names), None)
+        if unknown:
+            raise ValueError(f"label {unknown[1]!r} of {where(split, unknown[0])} does not occur in train")
+        values[split] = [None if cell is None else _marked(cell, names) for cell in column]
     return Labels(MULTI_LABEL, reason, tuple(names), values)
+
+
+def _parsed(cells: Sequence[Any], mark: str, lists: bool, where: Callable[[int], str]) -> list[list[str] | None]:
+    """The names in each cell of a split. mark: what separates names in text. lists: whether cells are lists and not
+    text, of which a split without any label has none, and an empty cell no name."""
+    none = None if lists or all(map(_is_absent, cells)) else []
+    found: list[list[str] | None] = []
+    for i, cell in enumerate(cells):
+        if lists and cell is not None and not _is_list(cell):
+            raise ValueError(f"the labels of {where(i)} are {cell!r}, not a list, as those of other rows are")
+        if lists and any(
+            not isinstance(item, str | int | float | np.generic) or is_missing(item) for item in cell or ()
+        ):
+            raise ValueError(f"the labels of {where(i)} are {cell!r}; a list has names or numbers")
+        if not lists and not isinstance(cell, str | int | float | None):
+            raise ValueError(f"the labels of {where(i)} are {type(cell).__name__}, not a list or text")
+        own = None if _is_absent(cell) else _items(cell)
+        found.append(none if _is_absent(cell) else _pieces(cell, mark) if own is None else own)
+    return found
 
 
 def known_several(cells: Sequence[Any], names: Sequence[str], where: Callable[[int], str]) -> list[list[int]]:
@@ -316,16 +318,14 @@ def known_several(cells: Sequence[Any], names: Sequence[str], where: Callable[[i
     for i, cell in enumerate(cells):
         if _is_absent(cell) and not may_be_empty:
             raise ValueError(f"{where(i)} has no labels; {_FILL_IN}")
-        own = _items(cell)
-        if own is None and (cell is None or isinstance(cell, str)):
-            marks = ("", *SEPARATORS)  # that which gives only names that are known, or else the first that occurs
-            first = next((mark for mark in SEPARATORS if mark in (cell or "")), "")
-            mark = next((mark for mark in marks if {*_pieces(cell, mark)} <= {*plain}), first)
-            own = [] if is_missing(cell) else _pieces(cell, mark)
+        own = [] if _is_absent(cell) else _items(cell)
+        if own is None and isinstance(cell, str):  # the mark that gives known names alone, or else the first
+            first = next((mark for mark in SEPARATORS if mark in cell), "")
+            split = [_pieces(cell, mark) for mark in ("", *SEPARATORS)]
+            own = next((each for each in split if {*each} <= {*plain}), _pieces(cell, first))
         if own is None:
-            raise ValueError(
-                f"the labels of {where(i)} are {cell!r}, not a list or names between {' '.join(SEPARATORS)}"
-            )
+            marks = " ".join(SEPARATORS)
+            raise ValueError(f"the labels of {where(i)} are {cell!r}, not a list or names between {marks}")
         read.append(own)
     if _vector_size({"": read}) == len(names):
         return [[int(item in _ON) for item in cell] for cell in read]
@@ -345,11 +345,11 @@ def named_columns(cells: Columns, where: Callable[[int], str]) -> list[list[str]
     found: list[list[str] | None] = []
     for i, row in enumerate(zip(*cells.values(), strict=True)):
         words = [class_name(value).lower() for value in row]
-        absent = [is_missing(value) for value in row]
-        for name, value, word, gone in zip(cells, row, words, absent, strict=True):
-            if not all(absent) and (gone or word not in (*_ON, *_OFF)):
+        absent = all(map(is_missing, row))
+        for name, value, word in zip(cells, row, words, strict=True):
+            if not absent and word not in (*_ON, *_OFF):
                 raise ValueError(f"{name!r} of {where(i)} is {value!r}; a column of labels has 0 and 1")
-        found.append(None if all(absent) else _chosen(words, list(cells)))
+        found.append(None if absent else _chosen(words, list(cells)))
     return found
 
 
@@ -387,38 +387,6 @@ def _items(cell: Any) -> list[str] | None:
         except (ValueError, SyntaxError):
             return None
     return [class_name(item) for item in cell] if _is_list(cell) else None
-
-
-def _lists(columns: Columns, where: Where) -> Names:
-    for split, column in columns.items():
-        for i, cell in enumerate(column):
-            if cell is None:
-                continue
-            if not _is_list(cell):
-                raise ValueError(
-                    f"the labels of {where(split, i)} are {cell!r}, not a list, as those of other rows are"
-                )
-            if any(not isinstance(item, str | int | float | np.generic) or is_missing(item) for item in cell):
-                raise ValueError(f"the labels of {where(split, i)} are {cell!r}; a list has names or numbers")
-    return {split: [_items(cell) for cell in column] for split, column in columns.items()}
-
-
-def _separated(columns: Columns, where: Where) -> tuple[Names, str]:
-    """The names in text, and what separates them. A split without any label has none."""
-    cells = {s: ["" if is_missing(cell) else cell for cell in column] for s, column in columns.items()}
-    for split, column in cells.items():
-        for i, cell in enumerate(column):
-            if not isinstance(cell, str | int | float):
-                raise ValueError(f"the labels of {where(split, i)} are {type(cell).__name__}, not a list or text")
-    written = [str(cell) for cell in chain(*cells.values()) if cell != ""]
-    listed = bool(written) and all(_items(cell) is not None for cell in written)
-    separator = "" if listed else next((mark for mark in SEPARATORS if any(mark in cell for cell in written)), "")
-    found: Names = {}
-    for split, column in cells.items():
-        labelled = any(cell != "" for cell in column)
-        names = [_items(cell) or [] if listed else _pieces(cell, separator) for cell in column]
-        found[split] = [own if labelled else None for own in names]
-    return found, separator
 
 
 def _pieces(cell: Any, separator: str) -> list[str]:

@@ -45,13 +45,7 @@ class Masking:
     True
     """
 
-    def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        rate: float = 0.15,
-        whole_words: bool = True,
-    ):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, rate: float = 0.15, whole_words: bool = True):
         if not 0 < rate < 1:
             raise ValueError(f"rate must be in (0, 1), got {rate!r}")
         if tokenizer.mask_token_id is None:

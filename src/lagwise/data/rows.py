@@ -2,55 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lagwise.data.arrow as pa
 from lagwise.data.arrays import FOLDER_LABEL, SERIES
-from lagwise.data.folders import (
-    by_split,
-    check_classes,
-    check_file,
-    class_folders,
-    files_below,
-    folder_name,
-    meant_splits,
-    name_in,
-    nested_note,
-    split_word,
-    unread_note,
-)
+from lagwise.data.find import Found, Named, check_file, classed_files, find, listed_files, split_word, unread_note
 from lagwise.data.numbers import usual_decimal
 from lagwise.data.prepared import arrow_file
-from lagwise.data.reading import COMPRESSIONS, check_spreadsheet, inner_suffix, without_pipe
-from lagwise.data.row_files import (
+from lagwise.data.reading import (
+    COMPRESSIONS,
     ONE_ROW,
     READERS,
     TEXT_TABLES,
-    check_reader,
     file_kind,
+    folder_name,
     has_records,
+    inner_suffix,
     read_columns,
+    read_head,
     read_table,
 )
 from lagwise.data.sound_files import SOUNDS
-from lagwise.data.sources import Found, hub_splits, is_dataset, no_source, source_name
-from lagwise.data.text_tables import read_head
 from lagwise.files import expanded
+from lagwise.outside import Registry
 from lagwise.tables import counted
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from lagwise.data.sources import Data
+    from lagwise.data.find import Data
 
+#: The values of ``data.format``. Each opens the files of a name as a `RowSource` (``open``), and has the columns of its
+#: texts (``texts``) and what a text is in its files (``cleaned``).
+FORMATS = Registry("format", None, "lagwise.formats", {})
 RATE = "sampling_rate"  # the column of that of sounds, in Hz
 _FILES_PER_BATCH = 500  # files of a row each that are copied at a time
-_LABEL_TABLES = ("metadata.csv", "metadata.tsv", "metadata.jsonl", "metadata.parquet", "labels.csv", "labels.tsv")
-_FILE_COLUMNS = ("file_name", "filename", "file", "image", "path")  # of which a table of labels has the first
 
 
 @dataclass(frozen=True)
@@ -76,22 +66,23 @@ class RowSource(Found):
             tables = list(map(self._columns_of, self.paths))
         return tuple(name for name in tables[0] if all(name in table for table in tables))
 
-    @property
-    def has_headers(self) -> bool:
-        """Whether the columns are named by the first lines of files."""
-        return any(file_kind(path) in TEXT_TABLES for path in self.paths)
+    def of_kind(self, kinds: Sequence[str]) -> list[Path]:
+        """The files with one of some suffixes."""
+        return [path for path in self.paths if file_kind(path) in kinds]
 
     @property
     def has_sounds(self) -> bool:
         """Whether any file is a sound."""
-        return any(file_kind(path) in SOUNDS for path in self.paths)
+        return bool(self.of_kind(SOUNDS))
 
-    def options(self) -> dict[str, Any]:
-        """The fields of this source, to make another one of the same files."""
-        return {each.name: getattr(self, each.name) for each in fields(RowSource)}
+    @property
+    def header(self) -> tuple[str, ...]:
+        """The columns that the first line of the first .csv or .tsv file names; empty without such a file."""
+        tables = self.of_kind(TEXT_TABLES)
+        return read_columns(tables[0]) if tables else ()
 
     def key(self) -> str:
-        return self.hashed(self._declared(), self.files)
+        return self.hashed(self._declared())
 
     def _declared(self) -> list[Any]:
         """The declarations that decide how files are read, beside their content."""
@@ -101,12 +92,14 @@ class RowSource(Found):
     @cached_property
     def usual_decimal(self) -> str | None:
         """The decimal separator that is usual in .csv and .tsv files like the first one; a point in other files."""
-        first = next((path for path in self.paths if file_kind(path) in TEXT_TABLES), None)
-        return "." if first is None else usual_decimal(read_head(first).separator)
+        tables = self.of_kind(TEXT_TABLES)
+        return usual_decimal(read_head(tables[0]).separator) if tables else "."
 
-    def has_classes_of_folders(self, label: str) -> bool:
-        """Whether every label in this column is the name of a folder."""
-        return bool(self.paths) and all(self._folder_column(path) == label for path in self.paths)
+    @property
+    def folder_label(self) -> str | None:
+        """The column whose labels are all the names of folders, or of files."""
+        columns = {self._folder_column(path) for path in self.paths}
+        return columns.pop() if len(columns) == 1 else None
 
     def _class(self, path: Path) -> str | None:
         """The class of a file that is a row: that of its folder, or if no file is in a class folder, its folder's
@@ -131,7 +124,7 @@ class RowSource(Found):
             rows = {split: self._of_dataset(split) for split in self.split_names}
         else:
             like: dict[str, Any] = {}  # the first sound, and what others must have like it
-            rows = {split: self._joined(split, columns, work, like) for split in self.split_names}
+            rows = {split: self._joined(split, self.tables(split, columns, like), work) for split in self.split_names}
         if columns is None:
             return rows
         return {
@@ -141,23 +134,22 @@ class RowSource(Found):
     def _of_dataset(self, split: str) -> Any:
         return self.dataset[split]
 
-    def _joined(self, split: str, columns: Sequence[str] | None, work: Path | None, like: dict[str, Any]) -> Any:
+    def _joined(self, split: str, tables: Iterator[Any], work: Path | None) -> Any:
         """The rows of all files of a split."""
         from datasets import Dataset
 
-        tables = self.tables(split, columns, like)
         try:
             if work is None:
                 return Dataset(pa.concat_tables(tables, promote_options="permissive"))
             path = work / f"{split}.arrow"
-            first = next(tables)
-            with arrow_file(path, first.schema) as writer:
-                batch = [first]
+            batch = [next(tables)]
+            names, schema = batch[0].column_names, batch[0].schema
+            with arrow_file(path, schema) as writer:
                 for table in tables:
                     if len(batch) == _FILES_PER_BATCH:
                         writer.write_table(pa.concat_tables(batch).combine_chunks())
                         batch = []
-                    batch.append(table.select(first.column_names).cast(first.schema))
+                    batch.append(table.select(names).cast(schema))
                 writer.write_table(pa.concat_tables(batch).combine_chunks())
             return Dataset.from_file(str(path))
         except pa.ArrowException as error:
@@ -167,11 +159,10 @@ class RowSource(Found):
         """The rows of each file of a split. like: what sounds must have in common, empty before the first."""
         first: list[str] | None = None
         for path in self.files[split]:
-            if file_kind(path) in SOUNDS:
-                table = self._table(path)
+            sound = file_kind(path) in SOUNDS
+            table = self._table(path, None if sound else columns)
+            if sound:
                 self._check_sound(path, table, like)
-            else:
-                table = self._table(path, columns)
             names = [name for name in table.column_names if columns is None or name in columns]
             first = names if first is None else first
             if table.num_rows and {*names} != {*first}:
@@ -199,20 +190,30 @@ class RowSource(Found):
             )
 
     def named(self, path: Path) -> str:
-        """The name of a file in the source."""
-        return name_in(expanded(self.name), path)
+        """The name of a file in the source, with those of the folders between them."""
+        root = expanded(self.name)
+        return path.relative_to(root if root.is_dir() else root.parent).as_posix()
 
     def _columns_of(self, path: Path) -> tuple[str, ...]:
         return read_columns(path)
 
     def _table(self, path: Path, columns: Sequence[str] | None = None) -> Any:
         table = read_table(path, columns)
-        if file_kind(path) in ONE_ROW and "file" in table.column_names:
-            table = table.set_column(table.column_names.index("file"), "file", pa.array([self.named(path)]))
-        if self._folder_column(path) is None or FOLDER_LABEL not in table.column_names:
-            return table
-        own = pa.array([self._class(path)] * table.num_rows, pa.string())
-        return table.set_column(table.column_names.index(FOLDER_LABEL), FOLDER_LABEL, own)
+        own = {"file": [self.named(path)]} if file_kind(path) in ONE_ROW else {}
+        if self._folder_column(path) is not None:
+            own[FOLDER_LABEL] = [self._class(path)] * table.num_rows
+        for name in {*own} & {*table.column_names}:
+            table = table.set_column(table.column_names.index(name), name, pa.array(own[name], pa.string()))
+        return table
+
+
+def check_train(tables: Mapping[str, Dataset], where: str, what: str) -> None:
+    """ValueError for data ``where`` without a split to train on, and for a split without rows; ``what`` names these."""
+    if "train" not in tables:
+        raise ValueError(f"{where} has no {what} to train on, only {' and '.join(tables)} by the names in it")
+    for split, rows in tables.items():
+        if not len(rows):
+            raise ValueError(f"{f'{split} of ' if len(tables) > 1 else ''}{where} has no {what}")
 
 
 def rows_to_evaluate(tables: Mapping[str, Dataset], name: str) -> Dataset:
@@ -243,117 +244,48 @@ def open_rows(name: Data) -> RowSource:
     >>> open_rows(pd.DataFrame({"text": ["good", "bad"], "label": [1, 0]})).columns
     ('text', 'label')
     """
-    if not isinstance(name, str) or is_dataset(name):
-        return RowSource(source_name(name), dataset=hub_splits(name))
-    path = without_pipe(expanded(name), ".csv")
+    return rows_of(find(name, ".csv"))
+
+
+def rows_of(named: Named) -> RowSource:
+    """The table of rows that a name stands for, as `open_rows`."""
+    name, path, dataset, found = named
     suffixes = f"{', '.join(READERS)} (each also {COMPRESSIONS})"
+    if dataset is not None:
+        return RowSource(name, dataset=dataset)
     if path.is_file():
-        check_spreadsheet(path)
-        check_reader(path)
-        if file_kind(path) is None:
+        kind = file_kind(path)
+        if kind is None:
             from lagwise.data.images import SUFFIXES  # the module imports torch
 
             if path.suffix.lower() in SUFFIXES:
                 raise ValueError(f"{name!r} is an image; name its folder (images are for recipes such as tnn-digits)")
             raise ValueError(f"{name!r} is not a table of rows: the name must end in one of {suffixes}")
-        if file_kind(path) == ".txt":
+        if kind == ".txt":
             raise ValueError(
                 f"{name!r} is one text, not a table of rows such as .csv or .jsonl; texts can be in a folder for each "
                 "class: name the folder above them"
             )
-        check_file(path)
         return RowSource(name, {"train": [path]})
-    if not path.is_dir():
-        raise no_source(name)
-    found = files_below(path)
     kinds = {file: kind for file in found if (kind := file_kind(file))}
-    texts = [file for file, kind in kinds.items() if kind == ".txt"]
-    records = [file for file, kind in kinds.items() if kind == ".json"]  # beside other files it describes them
-    others = [file for file, kind in kinds.items() if kind not in (".txt", ".json")]
     sounds = [file for file, kind in kinds.items() if kind in SOUNDS]
     if sounds and (listed := listed_files(path, found, sounds)):
         return RowSource(name, **listed)
-    files = others or _texts(path, texts) or records
+    others = [file for file, kind in kinds.items() if kind not in (".txt", ".json")]
+    files = others or _texts(path, kinds) or [*kinds]  # beside other files those of .json describe them
     if not files:
         for file in found:
-            check_reader(file)
+            check_file(file)
         raise ValueError("; ".join((f"no {suffixes} file in folder {name!r}", *unread_note(path, found, ()))))
     one_row = [file for file in files if kinds[file] in ONE_ROW]
     return RowSource(name, **classed_files(path, found, files, one_row, "sounds" if others else "texts"))
 
 
-def classed_files(
-    root: Path, found: Sequence[Path], files: Sequence[Path], one_row: Sequence[Path], what: str
-) -> dict[str, Any]:
-    """The splits, classes and notes of the ``files`` of a folder, of which some are a row each, in class folders."""
-    places = class_folders(root, one_row)
-    check_classes(root, places, what)
-    files = _labelled(files)
-    for file in files:
-        check_file(file)
-    splits = {file: places[file].split if file in places else split_word(file.relative_to(root)) for file in files}
-    tables = class_folders(root, [file for file in files if file not in places])
-    splits, titles = meant_splits(root, splits)
-    return {
-        "files": by_split(root, splits),
-        "classes": {file: place.label for file, place in {**places, **tables}.items() if file in splits},
-        "file_notes": (*nested_note(places), *unread_note(root, found, files), *titles),
-    }
-
-
-def listed_files(
-    root: Path, found: Sequence[Path], files: Sequence[Path], label: str = "label"
-) -> dict[str, Any] | None:
-    """As `classed_files`, of sounds or images whose labels are in tables beside them, as in the folders of `datasets`;
-    None without such a table. label: the column of the labels; without it, the only column beside the names."""
-    tables = [p for p in found if p.name.lower() in _LABEL_TABLES and {*read_columns(p)} & {*_FILE_COLUMNS}]
-    if not tables:
-        return None
-    labels = _listed_labels(tables, {*files}, label)
-    for file in labels:
-        check_file(file)
-    splits, titles = meant_splits(root, {file: split_word(file.relative_to(root)) for file in labels})
-    notes = (*unread_note(root, found, [*labels, *tables]), *titles)
-    return {"files": by_split(root, splits), "classes": labels, "file_notes": notes}
-
-
-def _listed_labels(tables: Iterable[Path], files: set[Path], label: str) -> dict[Path, str | None]:
-    """The label of each file that the tables list, by the names in them, which are relative to a table's folder.
-    ValueError for a table with several other columns, a name that is none of ``files``, and one that is listed
-    twice."""
-    labels: dict[Path, str | None] = {}
-    for table in tables:
-        rows = read_table(table)
-        column = next(name for name in _FILE_COLUMNS if name in rows.column_names)
-        others = [name for name in rows.column_names if name != column]
-        if label not in others and len(others) != 1:
-            has = ", ".join(rows.column_names)
-            raise ValueError(f"{table} has no column {label!r} (columns: {has}); name the column of labels so")
-        own = rows.column(label if label in others else others[0]).to_pylist()
-        for number, (name, value) in enumerate(zip(rows.column(column).to_pylist(), own, strict=True), 1):
-            path = table.parent / str(name)
-            if path not in files:
-                raise ValueError(f"{table}, row {number}: there is no file {str(path)!r}; add it or remove the row")
-            if path in labels:
-                raise ValueError(f"{table}, row {number}: {name!r} is listed twice; keep one of the rows")
-            labels[path] = None if value is None or value == "" else str(value)
-    return labels
-
-
-def _texts(root: Path, texts: list[Path]) -> list[Path]:
-    """Leave out the texts beside the class folders: in the root, or in the folder of a split that has class folders."""
+def _texts(root: Path, kinds: Mapping[Path, str]) -> list[Path]:
+    """The texts of a folder without those beside the class folders: in the root, or in the folder of a split that has
+    class folders."""
+    texts = [file for file, kind in kinds.items() if kind == ".txt"]
     inside = [text for text in texts if text.parent != root]
     above = {text.parent.parent for text in inside}
     beside = {folder for folder in above if split_word(folder.relative_to(root))}
     return [text for text in inside if text.parent not in beside] or texts
-
-
-def _labelled(files: Sequence[Path]) -> list[Path]:
-    """Leave out IMDb's reviews without a label, the files in the folder unsup beside the folders pos and neg."""
-    folders = {file.parent for file in files}
-    unlabelled = {
-        folder
-        for folder in folders
-        if folder.name == "unsup" and {folder.with_name(n) for n in ("pos", "neg")} <= folders
-    }
-    return [file for file in files if file.parent not in unlabelled]

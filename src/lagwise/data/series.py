@@ -14,19 +14,17 @@ import numpy as np
 
 import lagwise.data.arrow as pa
 from lagwise.data.arrays import SERIES, array_column, list_column, row_arrays
-from lagwise.data.folders import class_folders, nested_note
+from lagwise.data.find import class_folders, nested_note
 from lagwise.data.numbers import count_up
-from lagwise.data.reading import read_whole
-from lagwise.data.row_files import TEXT_TABLES, file_kind, read_columns
+from lagwise.data.reading import TEXT_TABLES, file_kind, read_columns, read_head, read_text_table, read_whole
 from lagwise.data.rows import RATE, RowSource, open_rows
-from lagwise.data.sample_times import read_times, with_times
 from lagwise.data.sound_files import SOUNDS, read_sound
-from lagwise.data.text_tables import TextTable, is_data, no_header, read_head, read_text_table
+from lagwise.data.text_tables import TextTable, is_data, no_header
 from lagwise.files import expanded
 from lagwise.tables import counted, known
 
 if TYPE_CHECKING:
-    from lagwise.data.sources import Data
+    from lagwise.data.find import Data
 
 TARGETS = "target_values"  # the column of the targets of signals
 UNNAMED = "Unnamed: 0"  # a first column without a name
@@ -49,6 +47,22 @@ class Signal(NamedTuple):
     inputs: np.ndarray
     targets: np.ndarray
     rate: int | None
+
+
+class Layout(NamedTuple):
+    """What the first lines of .csv and .tsv files say.
+
+    Attributes:
+        lines: whether every line is a series.
+        labels: whether any table has the column of labels.
+        numbers: the columns of the first table that number its rows.
+        features: the columns of each table that may be features.
+    """
+
+    lines: bool
+    labels: bool
+    numbers: list[str]
+    features: dict[Path, list[str]]
 
 
 @dataclass(frozen=True)
@@ -79,9 +93,6 @@ class SeriesSource(RowSource):
             raise ValueError(
                 f"`time` must be a column of its own, not one of labels, `features` or `targets`, got {self.time!r}"
             )
-        if self.time is not None and self.targets is None and (self.lines or self.dataset is not None):
-            what = "tables whose lines are series" if self.lines else "data sets of the hub"
-            raise ValueError(f"`time` {self.time!r} names a column of times, which {what} have not")
         if {*others} & {*names} or len(set(names)) < len(names):
             raise ValueError(
                 "`features` must be different columns without those of labels or targets, "
@@ -92,15 +103,16 @@ class SeriesSource(RowSource):
         """The options of `open_series` or `open_signals` that read other files as these: ``rate`` if there are sounds;
         if there are tables, ``lines``, and ``features`` if all tables have the same. ValueError for options of tables
         that are given without such files."""
-        rate = self.first_rate
-        options: dict[str, Any] = {} if rate is None else {"rate": rate}
+        sound = next(iter(self.of_kind(SOUNDS)), None)
+        options: dict[str, Any] = {} if sound is None else {"rate": read_sound(read_whole(sound), sound)[0]}
         if self.targets is not None:
             return options or {"features": self.inputs}
-        if not self._tables and (self.features or self.lines is not None):
+        tables = self.layout.features
+        if not tables and (self.features or self.lines is not None):
             raise ValueError(f"`features` and `lines` are for .csv and .tsv files, but {self.name!r} has none")
-        if self._tables and not self.per_sample:
-            options["lines"] = self._has_lines
-        if self._tables and (self.features or len({frozenset(self._features_of(c)) for c in self._headers}) == 1):
+        if tables and not self.per_sample:
+            options["lines"] = self.layout.lines
+        if tables and (self.features or len({*map(frozenset, tables.values())}) == 1):
             options["features"] = self.inputs
         return options
 
@@ -108,9 +120,9 @@ class SeriesSource(RowSource):
     def notes(self) -> tuple[str, ...]:
         if self.targets is not None:
             return self.file_notes
-        left = [] if self.features or not self._tables else self._row_numbers
-        numbers = [f"column {name!r} is an index of the rows and is left out (`features` can name it)" for name in left]
-        tables = [path for path in self._tables if self._folder_column(path) is not None]
+        left = "is an index of the rows and is left out (`features` can name it)"
+        numbers = [f"column {name!r} {left}" for name in self.layout.numbers]
+        tables = [path for path in self.layout.features if self._folder_column(path) is not None]
         nested = nested_note(class_folders(expanded(self.name), tables)) if any(self.classes.values()) else []
         return (*self.file_notes, *nested, *numbers)
 
@@ -119,21 +131,13 @@ class SeriesSource(RowSource):
             split: [self.partners[p] for p in paths if p in self.partners] for split, paths in self.files.items()
         }
         pairs = [(one.name, other.name) for one, other in self.partners.items()]
-        columns = [self.inputs, self._has_lines] if self._tables else [self.features]
-        return self.hashed([*self._declared(), self.time, self.targets, *columns, pairs], self.files, partners)
+        columns = [self.inputs, self.layout.lines] if self.layout.features else [self.features]
+        return self.hashed([*self._declared(), self.time, self.targets, *columns, pairs], partners)
 
     @cached_property
     def inputs(self) -> list[str]:
         """The columns of the inputs of tables and records, in order."""
-        if self.features or not self._tables:
-            return list(self.features or [SERIES])
-        return self._features_of(self._headers[0])
-
-    @cached_property
-    def first_rate(self) -> int | None:
-        """The sampling rate in Hz of the first sound; None if there is none."""
-        sound = next((path for path in self.paths if file_kind(path) in SOUNDS), None)
-        return None if sound is None else read_sound(read_whole(sound), sound)[0]
+        return list(self.features or next(iter(self.layout.features.values()), [SERIES]))
 
     def signals(self, split: str) -> Iterator[Signal]:
         """The signals of a split that the data name, in order. ValueError names the file and what is wrong with it."""
@@ -146,53 +150,112 @@ class SeriesSource(RowSource):
                 found = {name: next(rows).copy() for name, rows in columns.items()}
                 yield Signal(where, found[SERIES], found.get(TARGETS, found[SERIES]), rate)
 
-    def _folder_column(self, path: Path) -> str | None:
-        if not self._is_table(path):
-            return super()._folder_column(path)
-        return None if not self.labels or self._has_labels or self._has_lines else self.labels[0]
+    # Names of columns, before files are read.
+
+    @cached_property
+    def layout(self) -> Layout:
+        """What the tables hold, by their first lines. ValueError for a table whose first line is a row."""
+        columns = {path: read_columns(path) for path in self.of_kind(TEXT_TABLES)}
+        for path, names in columns.items():
+            if self.labels and self.labels[0] not in names and not self.features and is_data(names):
+                raise ValueError(no_header(path, names))
+        labels = any(name in names for name in self.labels[:1] for names in columns.values())
+        several = len(self.labels) > 1  # a folder's name is one label only
+        lines = not self.per_sample and (labels or several if self.lines is None else self.lines)
+        if lines and columns and self.time is not None:
+            raise ValueError(
+                f"`time` {self.time!r} names a column of times, which tables whose lines are series have not"
+            )
+        others = {path: self._others(names) for path, names in columns.items()}
+        numbers: list[str] = []
+        for path, names in list(others.items())[: not self.features]:  # the first
+            numbers = _row_numbers(path, names, samples=self.targets is not None or not lines)
+        features = {path: [name for name in names if name not in numbers] for path, names in others.items()}
+        return Layout(lines, labels, numbers, features)
+
+    def _others(self, columns: Sequence[str]) -> list[str]:
+        return [name for name in columns if name not in (*self.labels, *(self.targets or ()), self.time, self.group)]
+
+    def _own_features(self, path: Path) -> list[str]:
+        """The features of a table: those named, or of the first table, in its order; where lines are series, whose
+        lengths may differ, a table's own."""
+        own = self.layout.features[path]
+        if self.features or set(own) == set(self.inputs) or self.targets is not None:
+            return self.inputs
+        if self.layout.lines:
+            return own
+        raise ValueError(
+            f"{path} has other columns ({', '.join(own)}) than {next(iter(self.layout.features))} "
+            f"({', '.join(self.inputs)}); choose those that all recordings have with `features=[NAME,NAME]`"
+        )
 
     def _columns_of(self, path: Path) -> tuple[str, ...]:
-        if not self._is_table(path):
+        if file_kind(path) not in TEXT_TABLES:
             return super()._columns_of(path)
-        if not self._has_lines:
+        if not self.layout.lines:
             return tuple(dict.fromkeys(("file", *self.labels[:1], *filter(None, [self.group]), SERIES)))
         names = read_columns(path)
-        features = self.features or self._own_features(path, names)
-        return (*(name for name in names if name not in (*features, SERIES)), SERIES)
+        return (*(name for name in names if name not in (*self._own_features(path), SERIES)), SERIES)
+
+    def _folder_column(self, path: Path) -> str | None:
+        if file_kind(path) not in TEXT_TABLES:
+            return super()._folder_column(path)
+        return None if not self.labels or self.layout.labels or self.layout.lines else self.labels[0]
+
+    def _check_columns(self, names: Sequence[str], existing: Sequence[str], where: str) -> None:
+        if tuple(names) == TARGET and not {*names} & {*existing}:
+            raise ValueError(
+                f"{where} has no column {TARGET[0]!r} (columns: {', '.join(existing)}); name the columns of the "
+                "targets with `targets=[COLUMN]`, or let `noise` or `hide` make inputs of the signals"
+            )
+        for name in names:
+            known(name, existing, f"column of {where}")
+
+    # Files.
+
+    def _of_dataset(self, split: str) -> Any:
+        rows = super()._of_dataset(split)
+        if self.targets is None and self.time is None:
+            return rows
+        from datasets import Dataset
+
+        return Dataset(self._stacked(rows.with_format("arrow")[:], f"{self.name} {split}"))
 
     def _table(self, path: Path, columns: Sequence[str] | None = None) -> Any:
-        if self._is_table(path):
+        if file_kind(path) in TEXT_TABLES:
             table = self._text_table(path, columns)
         else:
             table = super()._table(path)
             if path in self.partners:
-                table = self._with_partner(table, path)
+                other, rate = self.partners[path], table.column(RATE)[0].as_py()
+                own, targets = read_sound(read_whole(other), other)
+                if own != rate:
+                    raise ValueError(f"{path} has a sampling rate of {rate} Hz, its partner {other} one of {own} Hz")
+                table = table.append_column(TARGETS, array_column(targets[None]))
             elif self.time is not None or (self.targets is not None and file_kind(path) not in SOUNDS):
-                table = self._stacked(table, str(path), self.named(path))
+                table = self._stacked(table, self.named(path))
         return table if columns is None else table.select([name for name in table.column_names if name in columns])
 
-    def _of_dataset(self, split: str) -> Any:
-        rows = super()._of_dataset(split)
-        if self.targets is None:
-            return rows
-        from datasets import Dataset
-
-        where = f"{self.name} {split}"
-        return Dataset(self._stacked(rows.with_format("arrow")[:], where, where))
-
     def _text_table(self, path: Path, columns: Sequence[str] | None) -> Any:
-        """A .csv or .tsv file, whose lines are series or samples."""
+        """A .csv or .tsv file, whose lines are series, or are the samples of one."""
         table = read_text_table(path)
-        features = self.features or self._own_features(path, table.names)
-        if self.targets is None and not self.features and (keys := _long_columns(table, self._others(table.names))):
-            raise ValueError(_long(path, *keys, self.per_sample))
-        if self._has_lines:
-            if self.time is not None:
-                raise ValueError(f"`time` {self.time!r} names a column of times, but each line of {path} is a series")
-            return self._lines_of(table, features)
+        features = self._own_features(path)
+        if self.targets is None and not self.features:
+            _check_long(table, self._others(table.names), self.per_sample)
+        if self.layout.lines:
+            missing = [name for name in features if name not in table.names]
+            if 0 < len(missing) < len(features):
+                raise ValueError(
+                    f"{path} lacks {counted(len(missing), 'column')} of {len(features)}, first {missing[0]!r}: a line "
+                    "is a series, and its samples are in these columns. Write series of other lengths as lists of "
+                    f"numbers, a .jsonl with {SERIES} in each line"
+                )
+            others = {name: cells for name, cells in table.columns.items() if name not in (*features, SERIES)}
+            kept: dict[str, Any] = {name: pa.array(cells, pa.string()) for name, cells in others.items()}
+            return pa.table({**kept, SERIES: array_column(self._samples(table, features))})
         values = self._samples(table, features)
         if self.time is not None:
-            values = with_times(values, read_times(table, self.time), str(path))
+            values = with_times(values, table.times(self.time), str(path))
         row: dict[str, Any] = {"file": pa.array([self.named(path)])}
         for label in self.labels[:1]:
             row[label] = pa.array([self._label_of(table, label, columns)])
@@ -206,47 +269,26 @@ class SeriesSource(RowSource):
     def _label_of(self, table: TextTable, label: str, columns: Sequence[str] | None) -> Any:
         """The label of a recording, or those of its samples: of its column, else the name of its folder, unless other
         recordings have the column."""
-        if label in table.columns:
-            own = table.columns[label]
-            if self.per_sample:
-                return own
-            if len(set(own)) > 1:
-                raise ValueError(
-                    f"{table.path} has samples with different labels "
-                    f"({', '.join(map(repr, sorted(set(own))[:2]))}, ...); a recording has one, but the task "
-                    "sequence_labelling learns those of samples"
-                )
-            return own[0]
-        if not self._has_labels:
+        own = table.columns.get(label)
+        if own is None and not self.layout.labels:
             return self._class(table.path)
-        if columns is not None and label in columns:
+        if own is None and columns is not None and label in columns:
             raise ValueError(f"{table.path} has no column {label!r}, which other recordings have (`label`)")
-        return [""] * len(table.lines) if self.per_sample else None
-
-    def _lines_of(self, table: TextTable, features: Sequence[str]) -> Any:
-        """The lines of a table as series of one feature, and the other columns. ValueError for a file that has only
-        some of the features."""
-        missing = [name for name in features if name not in table.names]
-        if 0 < len(missing) < len(features):
+        if self.per_sample:
+            return [""] * len(table.lines) if own is None else own
+        if len(different := sorted({*(own or ())})) > 1:
             raise ValueError(
-                f"{table.path} lacks {counted(len(missing), 'column')} of {len(features)}, first {missing[0]!r}: a "
-                "line is a series, and its samples are in these columns. Write series of other lengths as lists of "
-                f"numbers, a .jsonl with {SERIES} in each line"
+                f"{table.path} has samples with different labels ({', '.join(map(repr, different[:2]))}, ...); a "
+                "recording has one, but the task sequence_labelling learns those of samples"
             )
-        values = self._samples(table, features)
-        others = [name for name in table.names if name not in (*features, SERIES)]
-        kept: dict[str, Any] = {name: pa.array(table.columns[name], pa.string()) for name in others}
-        return pa.table({**kept, SERIES: array_column(values)})
+        return own[0] if own else None
 
     def _samples(self, table: TextTable, names: Sequence[str]) -> np.ndarray:
         """The numbers of columns as float32 ``(lines, columns)``. ValueError for an unknown column, and for a cell that
         is not a number."""
-        if self.targets is not None:
-            self._check_columns(names, table.names, str(table.path))
         if not names or not table.lines:
             raise ValueError(f"{table.path} has no samples")
-        for name in names:
-            known(name, table.names, f"column of {table.path}")
+        self._check_columns(names, table.names, str(table.path))
         try:
             return table.numbers(*names).astype(np.float32)
         except ValueError as error:
@@ -255,105 +297,51 @@ class SeriesSource(RowSource):
                 f"{error}; name the columns of numbers with `features`: by default all but that of the labels{label}"
             ) from error
 
-    def _check_columns(self, names: Sequence[str], existing: Sequence[str], where: str) -> None:
-        if tuple(names) == TARGET and not {*names} & {*existing}:
-            raise ValueError(
-                f"{where} has no column {TARGET[0]!r} (columns: {', '.join(existing)}); name the columns of the "
-                "targets with `targets=[COLUMN]`, or let `noise` or `hide` make inputs of the signals"
-            )
-        for name in names:
-            known(name, existing, f"column of {where} (`features`, `targets`, `time`)")
-
-    def _with_partner(self, table: Any, path: Path) -> Any:
-        """The row of a sound with its partner as targets."""
-        other, rate = self.partners[path], table.column("sampling_rate")[0].as_py()
-        own, targets = read_sound(read_whole(other), other)
-        if own != rate:
-            raise ValueError(f"{path} has a sampling rate of {rate} Hz, its partner {other} one of {own} Hz")
-        return table.append_column(TARGETS, array_column(targets[None]))
-
-    def _stacked(self, table: Any, where: str, name: str) -> Any:
+    def _stacked(self, table: Any, where: str) -> Any:
         """Records with columns of lists as rows with inputs, of several columns side by side, after their times if they
         have some, and of signals with targets."""
-        times = [] if self.time is None else [self.time]
+        times, targets = [] if self.time is None else [self.time], self.targets or ()
         inputs = [SERIES] if self.targets is None else self.inputs
-        for names in (inputs, self.targets or (), times):
+        for names in (inputs, targets, times):
             self._check_columns(names, table.column_names, where)
         if self.targets is not None and not table.num_rows:
             raise ValueError(f"{where} has no rows")
+        places = [f"{where}, row {i}" for i in range(1, table.num_rows + 1)]
 
         def stacked(names: Sequence[str]) -> list[np.ndarray]:
             try:
-                parts = zip(*(row_arrays(table.column(each)) for each in names), strict=True)
-                return [_beside(arrays, f"{where}, row {i}") for i, arrays in enumerate(parts, 1)]
+                rows = zip(places, *(row_arrays(table.column(each)) for each in names), strict=True)
+                return [_beside(arrays, place) for place, *arrays in rows]
             except TypeError as error:
                 raise ValueError(
                     f"{where}: a signal must be a list of numbers or of equally long vectors ({error})"
                 ) from error
 
         x = stacked(inputs)
-        if times:
-            at = row_arrays(table.column(times[0]))
-            x = [with_times(own, t, f"{where}, row {i}") for i, (own, t) in enumerate(zip(x, at, strict=True), 1)]
+        for name in times:
+            x = [with_times(*each) for each in zip(x, row_arrays(table.column(name)), places, strict=True)]
         columns = {SERIES: _vectors(x, where)}
         if self.targets is not None:
-            columns["file"] = pa.array([f"{name}, row {i}" for i in range(1, len(x) + 1)])
-        if self.targets:
-            columns[TARGETS] = _vectors(stacked(self.targets), where)
-        left = [each for each in table.column_names if each not in (*inputs, *(self.targets or ()), *times, *columns)]
+            columns["file"] = pa.array(places)
+        if targets:
+            columns[TARGETS] = _vectors(stacked(targets), where)
+        left = [each for each in table.column_names if each not in (*inputs, *targets, *times, *columns)]
         return pa.table({**{each: table.column(each) for each in left}, **columns})
 
-    def _own_features(self, path: Path, columns: Sequence[str]) -> list[str]:
-        """The features of the first table, in its order; where lines are series, whose lengths may differ, a table's
-        own."""
-        own = self._features_of(columns)
-        if set(own) == set(self.inputs) or self.targets is not None:
-            return self.inputs
-        if self._has_lines:
-            return own
-        raise ValueError(
-            f"{path} has other columns ({', '.join(own)}) than {self._tables[0]} ({', '.join(self.inputs)}); choose "
-            "those that all recordings have with `features=[NAME,NAME]`"
-        )
 
-    def _others(self, columns: Sequence[str]) -> list[str]:
-        return [name for name in columns if name not in (*self.labels, *(self.targets or ()), self.time, self.group)]
-
-    def _features_of(self, columns: Sequence[str]) -> list[str]:
-        return [name for name in self._others(columns) if name not in self._row_numbers]
-
-    def _is_table(self, path: Path) -> bool:
-        return file_kind(path) in TEXT_TABLES
-
-    @cached_property
-    def _tables(self) -> list[Path]:
-        return list(filter(self._is_table, self.paths))
-
-    @cached_property
-    def _headers(self) -> list[tuple[str, ...]]:
-        """The columns of each table. ValueError for a table whose first line is a row."""
-        found = [read_columns(path) for path in self._tables]
-        for path, columns in zip(self._tables, found, strict=True):
-            if self.labels and self.labels[0] not in columns and not self.features and is_data(columns):
-                raise ValueError(no_header(path, columns))
-        return found
-
-    @cached_property
-    def _row_numbers(self) -> list[str]:
-        """The columns of the first table that number its rows."""
-        samples = self.targets is not None or not self._has_lines
-        return _row_numbers(self._tables[0], self._others(self._headers[0]), samples=samples)
-
-    @property
-    def _has_labels(self) -> bool:
-        """Whether any table has the column of labels."""
-        return bool(self.labels) and any(self.labels[0] in columns for columns in self._headers)
-
-    @property
-    def _has_lines(self) -> bool:
-        """Whether every line of a table is a series."""
-        several = len(self.labels) > 1  # a folder's name is one label only
-        return not self.per_sample and (self._has_labels or several if self.lines is None else self.lines)
+def with_times(values: np.ndarray, times: np.ndarray, where: str) -> np.ndarray:
+    """Put the time since the sample before in front of the features of samples ``(samples, features)``, 0 for the first
+    sample. ValueError for times that are missing, do not increase, or are not as many; ``where`` names their series."""
+    values, times = values.reshape(len(values), -1), np.asarray(times, dtype=np.float64).reshape(-1)
+    if len(times) != len(values):
+        raise ValueError(f"{where} has {len(values):,} samples and {len(times):,} times")
+    since = np.diff(times, prepend=times[:1])
+    wrong = np.flatnonzero(~np.isfinite(times) | ~np.isfinite(since) | ((since <= 0) & (np.arange(len(times)) > 0)))
+    if len(wrong):
+        at = int(wrong[0])
+        what = "no time" if not np.isfinite(times[at]) else f"the time {times[at]:g}, which is not after the one before"
+        raise ValueError(f"{where}: sample {at + 1} has {what}; sort the samples, and leave out those without a time")
+    return np.concatenate([since[:, None], values], axis=1).astype(np.float32)
 
 
 def _beside(arrays: Sequence[np.ndarray], where: str) -> np.ndarray:
@@ -372,11 +360,8 @@ def _vectors(rows: Sequence[np.ndarray], where: str) -> Any:
 
 
 def _row_numbers(path: Path, names: Sequence[str], *, samples: bool) -> list[str]:
-    """The columns, out of ``names``, that number the rows of a file: a first one without a name, as pandas and R write,
-    one called as an index with a different integer for each row, and any that counts from one row to the next.
-
-    samples: the rows are samples, of which other columns than an index may count, such as times.
-    """
+    """The columns, out of ``names``, that number the rows of a file; of ``samples`` other columns than an index may
+    count, such as times."""
     table = read_head(path, _HEAD_ROWS)
 
     def numbers_rows(name: str) -> bool:
@@ -388,18 +373,26 @@ def _row_numbers(path: Path, names: Sequence[str], *, samples: bool) -> list[str
     return [name for name in names if name == UNNAMED or numbers_rows(name)]
 
 
-def _long_columns(table: TextTable, names: Sequence[str]) -> tuple[str, str] | None:
-    """Find two of the columns ``names``, if a series is on several lines: one that is the same on lines one after the
-    other, and one that rises on these, and begins anew on those that follow. None for other tables."""
+def _check_long(table: TextTable, names: Sequence[str], per_sample: bool) -> None:
+    """ValueError if a series is on several lines: if one of the columns ``names`` is the same on lines one after the
+    other, and another one rises on these, and begins anew on those that follow."""
     for group in names[:_KEY_COLUMNS]:
         cells = table.columns[group]
         starts = [i for i, cell in enumerate(cells) if not i or cell != cells[i - 1]]
-        if not 2 <= len(starts) <= len(cells) // 3 or len(starts) > len(set(cells)):
-            continue
+        alike = 2 <= len(starts) <= len(cells) // 3 and len(starts) <= len(set(cells))
         for name in names[:_KEY_COLUMNS]:
-            if name != group and _restarts(table.columns[name], starts):
-                return group, name
-    return None
+            if alike and name != group and _restarts(table.columns[name], starts):
+                advice = f"write a file for each {group!r}"
+                if not per_sample:
+                    advice = (
+                        "put each series on a line of its own (pandas: frame.pivot, with the times as columns) or into "
+                        "a file of its own, in a folder for each class; for a class of every sample there is the "
+                        "recipe signal-steps, with a file for each series"
+                    )
+                raise ValueError(
+                    f"{table.path} has several lines for each series: {name!r} begins anew for each {group!r}; "
+                    f"{advice}; or name the columns of numbers with `features`"
+                )
 
 
 def _restarts(cells: Sequence[str], starts: Sequence[int]) -> bool:
@@ -409,18 +402,6 @@ def _restarts(cells: Sequence[str], starts: Sequence[int]) -> bool:
         values = [float(cell) for cell in cells]
     inside = set(range(len(values))) - set(starts)
     return all(values[i] > values[i - 1] for i in inside) and all(values[i] <= values[i - 1] for i in starts[1:])
-
-
-def _long(path: Path, group: str, name: str, per_sample: bool) -> str:
-    """The message about a table whose series are on several lines each."""
-    each = f"{path} has several lines for each series: {name!r} begins anew for each {group!r}"
-    if per_sample:
-        return f"{each}; write a file for each {group!r}, or name the columns of numbers with `features`"
-    return (
-        f"{each}; put each series on a line of its own (pandas: frame.pivot, with the times as columns) or into a file "
-        "of its own, in a folder for each class; for a class of every sample there is the recipe signal-steps, with a "
-        "file for each series; or name the columns of numbers with `features`"
-    )
 
 
 def open_series(
@@ -454,6 +435,6 @@ def open_series(
     Errors as `open_rows`.
     """
     labels = (label,) if isinstance(label, str) else tuple(label)
-    options: dict[str, Any] = {**open_rows(name).options(), "rate": rate, "any_rate": any_rate, "time": time}
-    own: dict[str, Any] = {"per_sample": per_sample, "features": features, "lines": lines, "group": group}
-    return SeriesSource(**options, labels=labels, **own)
+    options: dict[str, Any] = {"rate": rate, "any_rate": any_rate, "time": time, "group": group, "lines": lines}
+    options |= {"per_sample": per_sample, "features": features, "labels": labels}
+    return SeriesSource(**{**vars(open_rows(name)), **options})

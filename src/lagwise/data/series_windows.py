@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lagwise.data.arrays import row_arrays
-from lagwise.data.batches import IGNORED, PaddingCollator, padded_labels
+from lagwise.data.batches import IGNORED, PaddingCollator, padded
 from lagwise.tables import check_integer
 
 if TYPE_CHECKING:
@@ -176,6 +176,13 @@ class LabelledWindows:
         self.mean, self.std = np.asarray(mean), np.asarray(std)
         self.changes = dict.fromkeys(CHANGES, 0.0) | dict(changes or {})
 
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the values and labels of a whole row, read-only."""
+        return self.read(number, 0, self.lengths[number])
+
     def read(self, number: int, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the values and labels of the samples of a row, read-only."""
         row: Any = self.rows[number]
@@ -206,19 +213,6 @@ class LabelledWindows:
         return {"input_values": torch.tensor(values), "labels": torch.from_numpy(targets)}
 
 
-class WholeSeries:
-    """A sequence of the series and labels of encoded rows, read one by one each time."""
-
-    def __init__(self, rows: Rows):
-        self.windows = LabelledWindows(rows)
-
-    def __len__(self) -> int:
-        return len(self.windows.lengths)
-
-    def __getitem__(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        return self.windows.read(number, 0, self.windows.lengths[number])
-
-
 def even_windows(lengths: Sequence[int], window: int, most: int) -> list[tuple[int, int, int]]:
     """Return the row, start and end of consecutive windows of all rows, or of evenly spaced ones if there are over
     ``most``."""
@@ -245,6 +239,6 @@ class WindowCollator:
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         batch = self.pad(examples)
         if "labels" in examples[0]:
-            samples, of_steps = batch["input_values"].shape[1], examples[0]["labels"].dim() == 1
-            batch["labels"] = padded_labels(examples, samples // self.stride if of_steps else samples)
+            labels, samples = [example["labels"] for example in examples], batch["input_values"].shape[1]
+            batch["labels"] = padded(labels, samples // self.stride if labels[0].dim() == 1 else samples, IGNORED)
         return batch

@@ -1,10 +1,13 @@
-"""Signals and the targets of their samples: read once into the cache, and cut into examples with noise and gaps."""
+"""Signals and the targets of their samples: found by name, read once into the cache, and cut into examples with noise
+and gaps."""
 
 from __future__ import annotations
 
+import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,15 +18,114 @@ from torch import Tensor
 import lagwise.data.arrow as pa
 from lagwise.data.arrays import list_column, row_arrays
 from lagwise.data.batches import IGNORED, with_all_labels
+from lagwise.data.find import find, named_splits, split_word
 from lagwise.data.labelled_series import write_parts
 from lagwise.data.prepared import Prepared, arrow_file, key_of
-from lagwise.data.series import SeriesSource, Signal
+from lagwise.data.reading import inner_suffix, is_compressed
+from lagwise.data.rows import RowSource, rows_of
+from lagwise.data.series import TARGET, SeriesSource, Signal
 from lagwise.data.series_windows import random_row, random_start
+from lagwise.data.sound_files import SOUNDS
 from lagwise.data.splits import SPLITS, split_series
 from lagwise.progress import progress_bar
 
 if TYPE_CHECKING:
-    pass
+    from lagwise.data.find import Data
+
+INPUT_FOLDERS = ("noisy", "input", "inputs", "mixture", "mixtures", "mixed")
+TARGET_FOLDERS = ("clean", "target", "targets", "output", "outputs", "reference", "references")
+_ROLE = re.compile(rf"(?<![a-z])({'|'.join((*INPUT_FOLDERS, *TARGET_FOLDERS))})(?![a-z])", re.IGNORECASE)
+
+
+def open_signals(
+    name: Data,
+    *,
+    features: Sequence[str] | None = None,
+    targets: Sequence[str] | None = None,
+    rate: int | None = None,
+    any_rate: bool = False,
+    time: str | None = None,
+    alone: bool = False,
+) -> SeriesSource:
+    """Find signals and the targets of their samples by name, as `open_rows` finds rows: ``input_values`` and, where
+    these are not the targets themselves, ``target_values``.
+
+    Sounds are paired by the names of their files, the inputs being in a folder named as one of `INPUT_FOLDERS` and the
+    targets in one of `TARGET_FOLDERS`; the paths must be the same but for that word. A .csv or .tsv file is a signal,
+    with a line for each sample; ``targets`` are the columns of the targets, ``features`` those of the inputs, by
+    default all others. Other tables have a signal in every row, in columns of lists. alone: without targets, which are
+    then the inputs; of pairs of sounds the targets are read. Other options as in `open_series`.
+
+    FileNotFoundError or ValueError name what is missing, such as a partner. Only names of files are read yet.
+    """
+    options: dict[str, Any] = {"features": features, "rate": rate, "any_rate": any_rate, "time": time}
+    return _opened(name, ("target", "none", "input") if alone else (), tuple(targets or TARGET), **options)
+
+
+def open_inputs(name: str, *, features: Sequence[str] | None = None, time: str | None = None) -> SeriesSource:
+    """The signals to predict: of a folder with inputs and targets the inputs, otherwise all rows."""
+    return _opened(name, ("input", "none", "target"), (), features=features, any_rate=True, time=time)
+
+
+def _opened(name: Data, alone: Sequence[str], targets: tuple[str, ...], **options: Any) -> SeriesSource:
+    """alone: the roles of sounds, of which the first that there is is read without targets; empty for pairs."""
+    at = find(name, ".csv")
+    pairs = _sounds(at.path, at.below, alone) if at.below else None
+    if pairs is not None and options["time"] is not None:
+        raise ValueError(f"`time` {options['time']!r} names a column of tables or records, but {name!r} has sounds")
+    rows, partners = pairs or (rows_of(at), {})
+    if pairs is None and not alone and rows.of_kind(SOUNDS):
+        raise ValueError(_unpaired(rows.name))
+    options["targets"] = () if alone or pairs else targets
+    return SeriesSource(**{**vars(rows), **options}, partners=partners, per_sample=True)
+
+
+def _unpaired(name: str) -> str:
+    return (
+        f"{name!r} has sounds, but not in pairs: put the inputs into a folder 'noisy' (or 'input') and the targets, "
+        "with the same names of files, into a folder 'clean' (or 'target'); or, of sounds without noise, name a folder "
+        "of noises with `noise`"
+    )
+
+
+def _sounds(root: Path, found: Sequence[Path], alone: Sequence[str]) -> tuple[RowSource, dict[Path, Path]] | None:
+    """The sounds in a folder and the partner of each, or ``alone`` those of the first of these roles that it has; None
+    if it has none."""
+    roles: dict[str, dict[tuple[str, ...], Path]] = {"input": {}, "target": {}, "none": {}}
+    splits: dict[Path, str | None] = {}
+    for path in (path for path in found if inner_suffix(path) in SOUNDS):
+        parts = path.relative_to(root).parts[:-1]
+        words = [word[0].lower() for part in parts if (word := _ROLE.search(part))]
+        role = "none" if not words else "input" if words[0] in INPUT_FOLDERS else "target"
+        bare = Path(path.stem if is_compressed(path) else path).stem
+        place = (*(_ROLE.sub("", part) for part in parts), path.name if role == "none" else bare)
+        if place in roles[role]:
+            raise ValueError(f"{roles[role][place]} and {path} have the same name; keep one of them")
+        roles[role][place] = path
+        splits[path] = split_word(Path(*parts))
+    if not splits:
+        return None
+    if not alone:
+        _check_partners(root, roles)
+    chosen = next((roles[role] for role in alone if roles[role]), roles["input"])
+    partners = {} if alone else {path: roles["target"][place] for place, path in chosen.items()}
+    files, notes = named_splits(root, found, {path: splits[path] for path in chosen.values()}, partners.values())
+    return RowSource(str(root), files, file_notes=notes), partners
+
+
+def _check_partners(root: Path, roles: Mapping[str, Mapping[tuple[str, ...], Path]]) -> None:
+    """ValueError for sounds in no folder of inputs or targets, and for a sound without a partner."""
+    if not roles["input"] and not roles["target"]:
+        raise ValueError(_unpaired(str(root)))
+    for one, other, words in (("input", "target", TARGET_FOLDERS), ("target", "input", INPUT_FOLDERS)):
+        if not roles[other]:
+            names = ", ".join(words)
+            raise ValueError(f"{str(root)!r} has no sounds in a folder of {other}s, which may be named {names}")
+        if lonely := sorted(roles[one].keys() - roles[other].keys()):
+            more = f" (and {len(lonely) - 1:,} more)" if len(lonely) > 1 else ""
+            raise ValueError(
+                f"{roles[one][lonely[0]]}{more} has no {other} of the same name; add it, or remove the file"
+            )
 
 
 @dataclass(frozen=True)
@@ -50,8 +152,8 @@ def prepare_signals(source: SeriesSource, *, progress: bool = True) -> SignalPai
     Missing splits are made as by `split_series`. ValueError for infinite values, signals without a sample that is not
     missing, a target of another length, and signals of different features.
     """
-    key = key_of([source.key()])
-    return SignalPairs.load(key, lambda folder: _write(source, folder, progress), source.notes, None)
+    write = partial(_write, source, progress=progress)
+    return SignalPairs.load(key_of([source.key()]), write, source.notes, None)
 
 
 def checked_signal(signal: Signal, like: tuple[int, int] | None) -> np.ndarray:
@@ -80,7 +182,7 @@ def checked_signal(signal: Signal, like: tuple[int, int] | None) -> np.ndarray:
     return inputs if targets is inputs else np.concatenate([inputs, targets], axis=1)
 
 
-def _write(source: SeriesSource, folder: Path, progress: bool) -> dict[str, Any]:
+def _write(source: SeriesSource, folder: Path, *, progress: bool) -> dict[str, Any]:
     from datasets import Dataset
 
     if "train" not in source.split_names:
@@ -113,14 +215,8 @@ def _write(source: SeriesSource, folder: Path, progress: bool) -> dict[str, Any]
         raise ValueError(f"{source.name!r}: {error}") from error
     shutil.rmtree(work)  # an open file remains readable until its last reader closes it
     both = (slice(0, inputs), slice(0, outputs) if same else slice(inputs, None))
-    return {
-        "inputs": inputs,
-        "outputs": outputs,
-        "same": same,
-        "mean": [mean[part] for part in both],
-        "std": [std[part] for part in both],
-        "notes": notes,
-    }
+    scale = {name: [each[part] for part in both] for name, each in (("mean", mean), ("std", std))}
+    return {"inputs": inputs, "outputs": outputs, "same": same, **scale, "notes": notes}
 
 
 @dataclass
@@ -233,7 +329,7 @@ class WholeSignals:
         return {**batch, "labels": batch["labels"].nan_to_num(nan=IGNORED)}
 
     def __iter__(self) -> Iterator[Whole]:
-        return (self[number] for number in range(len(self)))
+        return map(self.__getitem__, range(len(self)))
 
     def __getitem__(self, number: int) -> Whole:
         if self._last is None or self._last[0] != number:
@@ -246,10 +342,8 @@ class WholeSignals:
 
     def read(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the inputs and targets as they are stored."""
-        row = _row(self.rows, number)
-        return row[:, : self.pairs.inputs], row[:, : self.pairs.outputs] if self.pairs.same else row[
-            :, self.pairs.inputs :
-        ]
+        row, inputs = _row(self.rows, number), self.pairs.inputs
+        return row[:, :inputs], row[:, : self.pairs.outputs] if self.pairs.same else row[:, inputs:]
 
 
 def power(x: np.ndarray) -> float:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from lagwise.data.reading import inner_suffix
 from lagwise.extras import require
 
 SOUNDS = (".wav", ".flac", ".mp3", ".ogg")
@@ -23,7 +22,7 @@ def read_sound(data: bytes, path: Path) -> tuple[int, np.ndarray]:
     samples go on to the end of the file. ImportError without soundfile; ValueError for a file that is truncated, empty
     or damaged.
     """
-    suffix = inner_suffix(path)
+    suffix = next((suffix for suffix in reversed(path.suffixes) if suffix.lower() in SOUNDS), path.suffix).lower()
     require("train", f"a {suffix} file", "soundfile")
     import soundfile
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 SPLITS = ("train", "valid", "test")
 #: Share of valid, and of test: of rows or series, and of running text.
 ROWS_HELD_OUT, TEXT_HELD_OUT = 0.1, 0.05
-_FEW_DOCUMENTS = 20  # fewer are each cut in three, more are split whole
 _MAX_NAMED_CLASSES = 10  # classes in a message
 _MAX_SHARE_ERROR = 0.03  # share of the rows by which a split that is made may be larger or smaller, without a word
 Item = TypeVar("Item")
@@ -34,58 +33,6 @@ def split_sizes(count: int, train: int = 8, valid: int = 1) -> dict[str, int]:
     of Long Range Arena's images, seven and one as of the published series to forecast."""
     first, last = count * train // 10, count * (train + valid) // 10
     return {"train": first, "valid": last - first, "test": count - last}
-
-
-def text_places(
-    read: Callable[[], Iterator[Iterable[str]]], ranges: Mapping[str, tuple[float, float]]
-) -> dict[str, np.ndarray]:
-    """Where to cut the documents of one file that have the text of each split, by its shares of the total: for each
-    document the first and last character ``(documents, 2)``, -1 for one of which the split has nothing.
-
-    A split gets whole documents, or, if there are few, a part of each. read: gives the documents, each in parts, which
-    are read twice at most and never held.
-    """
-    sizes = np.fromiter((sum(map(len, parts)) for parts in read()), dtype=np.int64)
-    none = np.int64(-1)
-    if len(sizes) >= _FEW_DOCUMENTS:
-        total, starts = int(sizes.sum()), sizes.cumsum() - sizes
-        inside = {split: (low * total <= starts) & (starts < high * total) for split, (low, high) in ranges.items()}
-        whole = np.stack([np.zeros_like(sizes), sizes], axis=1)
-        return {split: np.where(own[:, None], whole, none) for split, own in inside.items()}
-    shares = sorted({share for both in ranges.values() for share in both})
-    found = [_boundaries(parts, size, shares) for parts, size in zip(read(), sizes.tolist(), strict=True)]
-    cuts = np.array(found, dtype=np.int64).reshape(len(sizes), len(shares))
-    places = {split: cuts[:, [shares.index(low), shares.index(high)]] for split, (low, high) in ranges.items()}
-    return {split: np.where(own[:, :1] < own[:, 1:], own, none) for split, own in places.items()}
-
-
-def text_between(parts: Iterable[str], start: int, stop: int) -> Iterator[str]:
-    """The characters of a document from ``start`` to ``stop``, in parts."""
-    before = 0
-    for part in parts:
-        if own := part[max(0, start - before) : max(0, stop - before)]:
-            yield own
-        before += len(part)
-        if before >= stop:
-            return
-
-
-def _boundaries(parts: Iterable[str], size: int, shares: Sequence[float]) -> list[int]:
-    """Where to cut a text at shares of its length: after the next line, else the next space, if one is near."""
-    places = [round(share * size) for share in shares]
-    near, before = [""] * len(places), 0
-    for part in parts:
-        for i, place in enumerate(places):
-            near[i] += part[max(0, place - 1 - before) : max(0, place + size // 100 + 1 - before)]
-        before += len(part)
-    return [_boundary(place, size, text) for place, text in zip(places, near, strict=True)]
-
-
-def _boundary(place: int, size: int, near: str) -> int:
-    """Find where to cut a text near a place. near: the text from the character before it on."""
-    if place in (0, size):
-        return place
-    return next((place + found for mark in ("\n", " ") if (found := near.find(mark)) >= 0), place)
 
 
 def deal(names: Mapping[Item, str]) -> dict[str, list[Item]]:
@@ -132,25 +79,22 @@ def split_rows(
     >>> {split: len(part) for split, part in split_rows(rows).items()}
     {'train': 80, 'valid': 10, 'test': 10}
     """
-    train = rows["train"]
+    train: Any = rows["train"]
     missing = [split for split in ("test", "valid") if split not in rows]
     if not missing:
         return {split: rows[split] for split in SPLITS}
     absent = [] if group is None else [i for i, value in enumerate(train[group][:]) if value in (None, "")]
     if absent:
         raise ValueError(f"row {absent[0] + 1} of train has no {group!r}, which says what rows stay together (`group`)")
-    compared: Any = train if group is None else train.select_columns(group)
-    hashes = list(_hashes(compared, skip=label))
-    members: defaultdict[Any, set[bytes]] = defaultdict(set)
+    hashes = list(_hashes(train if group is None else train.select_columns(group), skip=label))
     stratified = label is not None and classes
     strata: Any = kinds if kinds is not None else train[label] if stratified else [None] * len(train)
+    members: defaultdict[Any, set[bytes]] = defaultdict(set)
     for value, content in zip(strata, hashes, strict=True):
         members[value].add(content)
-    places: dict[bytes, str] = {}
     if kinds is not None and len(members) > 1 and len(members[None]) <= len(missing):
         del members[None]  # rows of no kind that are too few to be in every split are trained
-    few = {value: len(contents) for value, contents in members.items() if len(contents) <= len(missing)}
-    if few:
+    if few := {value: len(contents) for value, contents in members.items() if len(contents) <= len(missing)}:
         what = "rows" if group is None else f"values of {group!r}"
         parts = f"too few different {what} for {', '.join(reversed(missing))} and train, which need {len(missing) + 1}"
         if not stratified:
@@ -161,17 +105,16 @@ def split_rows(
             f"{parts} of each class: {', '.join(each[:_MAX_NAMED_CLASSES])}{more}; add rows, remove such "
             f"classes, or name the splits in the data{hint}"
         )
+    places: dict[bytes, str] = {}
     for contents in sorted(members.values(), key=len):
-        taken = Counter(places.get(content) for content in contents)  # the same content may have two classes
+        taken = Counter(map(places.get, contents))  # the same content may have two classes
         for split in missing:
             free = sorted((c for c in contents if c not in places), reverse=split == "valid")
             wanted = max(1, round(ROWS_HELD_OUT * len(contents))) - taken[split]
-            places.update(dict.fromkeys(free[: max(0, wanted)], split))
-    dealt: dict[str, list[int]] = {split: [] for split in SPLITS}
-    for i, content in enumerate(hashes):
-        dealt[places.get(content, "train")].append(i)
-    whole: Any = train
-    return {split: whole.select(dealt[split]) if split in ("train", *missing) else rows[split] for split in SPLITS}
+            places |= dict.fromkeys(free[: max(0, wanted)], split)
+    found = [places.get(content, "train") for content in hashes]
+    made = {s: train.select([i for i, own in enumerate(found) if own == s]) for s in ("train", *missing)}
+    return {split: made.get(split, rows.get(split)) for split in SPLITS}
 
 
 def random_rows(labels: np.ndarray, random: Any, *, least: int = 0) -> np.ndarray:

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import codecs
 import csv
 import io
 import itertools
 import re
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lagwise.data.numbers import decimal_separator, is_missing, is_number, to_floats, usual_decimal
-from lagwise.data.reading import decoded, inner_suffix, marked_encoding, opened, read_whole
-from lagwise.tables import shown
+from lagwise.tables import known, shown
 
-_HEAD_BYTES = 1 << 18  # bytes that show the first rows of a file
-_HEAD_LINES = 100  # lines, for the separator, the header and columns without a name
+HEAD_BYTES = 1 << 18  # bytes that show the first rows of a file
+HEAD_LINES = 100  # lines, for the separator, the header and columns without a name
 _MARKS = ";\t|,"  # separators; commas last, because numbers and names have them too
 _SEPARATOR = re.compile(r'"?sep=(.)"?[,;\t|]*(\r\n?|\n)', re.IGNORECASE)  # the first line for Excel
 _UNNAMED = "Unnamed: "  # prefix of the number of a column without a name
@@ -70,45 +67,33 @@ class TextTable:
             found.append(values)
         return np.stack(found, axis=1)
 
+    def times(self, name: str) -> np.ndarray:
+        """Read a column as times, float64: numbers as they are, and dates (`lagwise.data.dates.read_dates`) in seconds
+        since 1970, in the order of day and month in which they increase. ValueError names a cell that is neither, a
+        table without the column, and dates whose order is not clear."""
+        known(name, self.names, f"column of {self.path} (`time`)")
+        try:
+            return self.numbers(name)[:, 0]
+        except ValueError as error:
+            import pandas as pd
 
-def read_text_table(path: Path, *, titles: bool = False) -> TextTable:
-    """Read a .csv or .tsv file.
+            from lagwise.data.dates import read_dates
 
-    The first line names the columns, after a line such as ``sep=;`` if there is one. Fields are separated by commas,
-    semicolons, tabs or bars, those of .tsv by tabs. The text is UTF-8, or what a byte order mark says. Lines at the end
-    with nothing but separators are no rows, and columns without a name or any cell no columns. ValueError names the
-    file and the line that has more or fewer fields than the header, and the encoding of a file that is not UTF-8.
-
-    titles: every row has a time and numbers. Therefore lines that are no rows can be told from rows: titles may stand
-    above the header, and units or a second header below it. They are left out, with a note. A row may lack its last
-    fields.
-    """
-    return parse_text_table(read_whole(path), path, titles=titles)
-
-
-def parse_text_table(data: bytes, path: Path, *, titles: bool = False) -> TextTable:
-    """As `read_text_table`, of the content of a file."""
-    return _table(decoded(data, path), path, titles)
-
-
-def read_head(path: Path, rows: int = 0, *, titles: bool = False) -> TextTable:
-    """The columns of a file and its first ``rows`` rows. Errors in later rows are not found."""
-    most, table = max(rows, _HEAD_LINES), None
-    with opened(path) as f:
-        data = f.read(_HEAD_BYTES)
-        whole = not f.read(1)
-    if not whole:
-        text = codecs.getincrementaldecoder(marked_encoding(data) or "utf-8")("replace").decode(data)
-        with suppress(ValueError):  # a header longer than this, or a field in quotes that goes on behind the line break
-            table = _table(text[: text.rindex("\n") + 1], path, titles, most)
-    if table is None:
-        table = _table(decoded(data if whole else read_whole(path), path), path, titles, most)
-    columns = {name: cells[:rows] for name, cells in table.columns.items()}
-    return replace(table, columns=columns, lines=table.lines[:rows])
+            advice = "`time` names a column of numbers, or of dates such as 2024-05-31 23:59:00"
+            try:
+                found = list(read_dates(pd.Series(self.columns[name], name=name))[0].values())
+            except ValueError as wrong:
+                raise ValueError(f"{error}; {advice}") from wrong
+            found = [times for times in found if times.is_monotonic_increasing] or found
+            utc = [pd.DatetimeIndex(times if times.tz is None else times.tz_convert(None)) for times in found]
+            seconds = [times.to_numpy(dtype="datetime64[ns]").astype(np.int64) / 1e9 for times in utc]
+            if any(not np.array_equal(np.diff(each), np.diff(seconds[0])) for each in seconds):  # only steps count
+                raise ValueError(f"{self.path}: {name!r} may have the day or the month first; {advice}") from error
+            return seconds[0]
 
 
-def _table(text: str, path: Path, titles: bool, most: int | None = None) -> TextTable:
-    """The table in a text, of its first ``most`` rows or all."""
+def text_table(text: str, path: Path, titles: bool = False, most: int | None = None) -> TextTable:
+    """As `lagwise.data.reading.read_text_table`, of the text of a file, and of its first ``most`` rows or all."""
     text, first, mark = text.removeprefix("\ufeff"), 1, None
     if found := _SEPARATOR.match(text):
         text, first, mark = text[found.end() :], 2, found[1]
@@ -138,20 +123,19 @@ def check_different(names: Sequence[str], path: Path) -> None:
 def _separator(text: str, path: Path, titles: bool) -> str:
     """Find the mark, of those in the first line or, if there may be titles, in any, that most lines have equally often
     outside quotes. Of .tsv the tab, if the first line has one or no mark."""
-    lines = re.sub(r'"[^"]*"', "", text[:_HEAD_BYTES].lstrip()).splitlines()[:_HEAD_LINES]
+    lines = re.sub(r'"[^"]*"', "", text[:HEAD_BYTES].lstrip()).splitlines()[:HEAD_LINES]
     lines = [line for line in lines if line.strip()]
     marks = [mark for mark in _MARKS if titles or any(mark in line for line in lines[:1])]
-    if inner_suffix(path) == ".tsv" and not titles and ("\t" in marks or not marks):
+    if ".tsv" in map(str.lower, path.suffixes[-2:]) and not titles and ("\t" in marks or not marks):
         return "\t"
     counts = {mark: Counter(filter(None, (line.count(mark) for line in lines))) for mark in marks}
     return max(marks, key=lambda mark: max(counts[mark].values(), default=0), default=",")
 
 
 def _rows(text: str, path: Path, mark: str, first: int, most: int | None, titles: bool) -> tuple[Lines, Notes]:
-    """The header and rows of as many fields, at most ``most`` together, and notes.
-
-    With tabs tools differ on a quote that begins a field: some treat it as in .csv, some as an ordinary character.
-    Lines that are valid rows as written are rows, with any quotes."""
+    """The header and rows of as many fields, at most ``most`` together, and notes."""
+    # With tabs tools differ on a quote that begins a field: some treat it as in .csv, some as an ordinary character.
+    # Lines that are valid rows as written are rows, with any quotes.
     found: list[tuple[Lines, Notes]] = []
     quotings = (csv.QUOTE_MINIMAL, csv.QUOTE_NONE) if mark == "\t" and '"' in text else (csv.QUOTE_MINIMAL,)
     for quoting in quotings:
@@ -235,7 +219,7 @@ def no_header(path: Path, header: Sequence[str], example: str = "x0,x1,...,label
 def _without_titles(rows: Lines, path: Path, mark: str) -> tuple[Lines, Notes]:
     """The header and the rows, and notes on lines that are neither. The header is the line above the first row with
     most different names. ValueError if there is none."""
-    lines = [row for _, row in rows[:_HEAD_LINES]]
+    lines = [row for _, row in rows[:HEAD_LINES]]
     first = next((i for i, line in enumerate(lines) if _is_row(line)), None)
     if first is None:
         return rows[next((i for i, line in enumerate(lines) if any(line)), 0) :], ()

@@ -12,16 +12,27 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from lagwise.data.published import TOKENIZERS
 from lagwise.files import expanded, one_line
-from lagwise.outside import elsewhere
+from lagwise.outside import Registry, elsewhere
 from lagwise.tables import LARGEST_VOCABULARY
-from lagwise.text import pieces
+from lagwise.text import split_text
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from transformers import PreTrainedTokenizerBase
+
+
+# occurrences of what becomes a token of an uncased BPE: the vectors of rarer ones would hardly be trained
+_MIN_OCCURRENCES = 5
+_MAX_WORD_CHARACTERS = 2048  # characters: the time to train a BPE grows with the square of a word's length
+#: Modules for values of ``data.tokenizer``. ``tokenizer()`` makes one of `tokenizers`, ``notes(texts)`` says what
+#: is unusual about training texts.
+TOKENIZERS = Registry("tokenizer", None, "lagwise.tokenizers", {})
+END_OF_TEXT, PAD, MASK, UNKNOWN = "<|endoftext|>", "<|pad|>", "<|mask|>", "<|unknown|>"
+UNCASED = "bpe-uncased"
+BYTE_PAIRS = ("bpe", UNCASED)
+WORDS = ("bytes", *BYTE_PAIRS, "words", "characters")  # by name; a folder of such a name is written with its path
 
 
 def letter_tokenizer(tokens: Sequence[str], *, unknown: str, replaced: Sequence[tuple[str, str]] = ()) -> Any:
@@ -45,41 +56,35 @@ def letter_tokenizer(tokens: Sequence[str], *, unknown: str, replaced: Sequence[
     return tokenizer
 
 
-def character_tokens(vocab_size: int, texts: Iterator[str] | None, unknown: str) -> list[str]:
-    """The unknown token and the characters of texts, the most frequent first, at most ``vocab_size`` less 2 for the end
-    of text and padding. Errors as `texts_for`."""
+def word_tokenizer(words: Sequence[str], unknown: str | None = None) -> PreTrainedTokenizerBase:
+    """A fast tokenizer of exactly these words, separated by spaces; a word's id is its index.
+
+    The two ids after them are end of text and padding. Any other word is ``unknown``, one of the words, or an error.
+    """
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer: Any = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=unknown))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return _wrap(tokenizer)
+
+
+def _most_frequent(name: str, vocab_size: int, texts: Iterator[str] | None) -> list[str]:
+    """The unknown token and the words or characters of texts, the most frequent first, at most ``vocab_size`` less 2
+    for the end of text and padding. Errors as `_texts_for`."""
     counts: Counter[str] = Counter()
-    for text in texts_for("characters", vocab_size, texts):
-        counts.update(text)
-    ordered = sorted(counts, key=lambda c: (-counts[c], c))
-    return [unknown, *ordered[: vocab_size - 3]]
+    for text in _texts_for(name, vocab_size, texts, 4):
+        counts.update(text.split() if name == "words" else text)
+    del counts[UNKNOWN]
+    return [UNKNOWN, *sorted(counts, key=lambda part: (-counts[part], part))[: vocab_size - 3]]
 
 
-def texts_for(tokenizer: str, vocab_size: int, texts: Any, least: int = 4) -> Any:
+def _texts_for(tokenizer: str, vocab_size: int, texts: Any, least: int) -> Any:
     """The texts whose vocabulary is that of a tokenizer. ValueError if there are none, and for other sizes."""
     if texts is None:
         raise ValueError(f"the vocabulary of tokenizer {tokenizer!r} is that of the data: give texts")
     if not least <= vocab_size <= LARGEST_VOCABULARY:
         raise ValueError(f"vocab_size must be at least {least} and at most {LARGEST_VOCABULARY}, got {vocab_size}")
     return texts
-
-
-_MIN_OCCURRENCES = (
-    5  # occurrences of what becomes a token of an uncased BPE: the vectors of rarer ones would hardly be trained
-)
-_MAX_WORD_CHARACTERS = 2048  # characters: the time to train a BPE grows with the square of a word's length
-END_OF_TEXT = "<|endoftext|>"
-PAD = "<|pad|>"
-MASK = "<|mask|>"
-UNKNOWN = "<|unknown|>"
-UNCASED = "bpe-uncased"
-BYTE_PAIRS = ("bpe", UNCASED)
-WORDS = (
-    "bytes",
-    *BYTE_PAIRS,
-    "words",
-    "characters",
-)  # tokenizers by name; a folder of such a name is written with its path
 
 
 def tokenizer_folder(name: str) -> Path | None:
@@ -112,9 +117,9 @@ def load_tokenizer(name: str, *, vocab_size: int = 8192, texts: Iterator[Any] | 
     if name in BYTE_PAIRS:
         return _wrap(_trained(name, vocab_size, texts))
     if name == "words":
-        return _wrap(_frequent_words(vocab_size, texts))
+        return word_tokenizer(_most_frequent(name, vocab_size, texts), UNKNOWN)
     if name == "characters":
-        return _wrap(letter_tokenizer(character_tokens(vocab_size, texts, UNKNOWN), unknown=UNKNOWN))
+        return _wrap(letter_tokenizer(_most_frequent(name, vocab_size, texts), unknown=UNKNOWN))
     if name in TOKENIZERS:
         return _wrap(TOKENIZERS[name].tokenizer())
     folder = tokenizer_folder(name)
@@ -143,30 +148,31 @@ def without_template(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerB
     the beginning would be one that the model has not seen there, and after one for the end it would begin anew."""
     if tokenizer.num_special_tokens_to_add(pair=False) == tokenizer.num_special_tokens_to_add(pair=True) == 0:
         return tokenizer
-    from tokenizers.processors import TemplateProcessing
-
     plain: Any = copy.deepcopy(tokenizer)
     for name in ("add_bos_token", "add_eos_token"):  # classes that have these make their template when loaded
         if getattr(plain, name, False):
             setattr(plain, name, False)
         plain.init_kwargs[name] = False
-    plain.backend_tokenizer.post_processor = TemplateProcessing(single="$A", pair="$A:0 $B:1")
-    return plain
+    return _with_pairs(plain, "$A:0 $B:1")
 
 
 def with_pairs(tokenizer: PreTrainedTokenizerBase, *, separate: bool = False) -> PreTrainedTokenizerBase:
     """A copy of a tokenizer that encodes a pair as ``first <end of text> second`` with token_type_ids 0 and 1, or if
     separate without the end of text, as `RowEncoder` does, for pipelines and for collators of transformers."""
-    from tokenizers.processors import TemplateProcessing
-
     paired: Any = copy.deepcopy(tokenizer)
-    end = paired.eos_token
-    paired.backend_tokenizer.post_processor = TemplateProcessing(
-        single="$A", pair="$A:0 $B:1" if separate else f"$A:0 {end}:0 $B:1", special_tokens=[(end, paired.eos_token_id)]
-    )
     paired.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
     paired.init_kwargs["model_input_names"] = paired.model_input_names  # only init_kwargs are saved
-    return paired
+    return _with_pairs(paired, "$A:0 $B:1" if separate else f"$A:0 {paired.eos_token}:0 $B:1")
+
+
+def _with_pairs(tokenizer: Any, template: str) -> Any:
+    """Let a tokenizer add nothing to a text, and to a pair what a template says."""
+    from tokenizers.processors import TemplateProcessing
+
+    special = [(tokenizer.eos_token, tokenizer.eos_token_id)]
+    processor = TemplateProcessing(single="$A", pair=template, special_tokens=special)
+    tokenizer.backend_tokenizer.post_processor = processor
+    return tokenizer
 
 
 def with_mask(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
@@ -212,18 +218,6 @@ def word_edges(tokenizer: PreTrainedTokenizerBase) -> tuple[np.ndarray, np.ndarr
         else:
             continues[index], extends[index] = token[0].isalnum(), token[-1].isalnum()
     return continues, extends
-
-
-def word_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerBase:
-    """A fast tokenizer of exactly these words, separated by spaces; a word's id is its index.
-
-    The two ids after them are end of text and padding. Any other word is an error.
-    """
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    tokenizer: Any = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return _wrap(tokenizer)
 
 
 def _described(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
@@ -294,7 +288,7 @@ def _byte_level(vocab: dict[str, int], merges: list[tuple[str, str]], *, uncased
 def _trained(name: str, vocab_size: int, texts: Iterator[str] | Iterator[Iterable[str]] | None):
     from tokenizers.trainers import BpeTrainer
 
-    given: Any = texts_for(name, vocab_size, texts, 258)  # 256 bytes and 2 special tokens
+    given: Any = _texts_for(name, vocab_size, texts, 258)  # 256 bytes and 2 special tokens
     tokenizer = _byte_level({}, [], uncased=name == UNCASED)
     trainer = BpeTrainer(
         vocab_size=vocab_size - 2,
@@ -302,18 +296,8 @@ def _trained(name: str, vocab_size: int, texts: Iterator[str] | Iterator[Iterabl
         initial_alphabet=_byte_alphabet(),
         show_progress=sys.stderr.isatty(),  # elsewhere it writes empty lines
     )
-    tokenizer.train_from_iterator((piece for text in given for piece in pieces(text, _MAX_WORD_CHARACTERS)), trainer)
-    return tokenizer
-
-
-def _frequent_words(vocab_size: int, texts: Iterator[str] | None):
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-
-    texts = texts_for("words", vocab_size, texts)
-    tokenizer: Any = Tokenizer(models.WordLevel({}, unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    trainer = trainers.WordLevelTrainer(vocab_size=vocab_size - 2, special_tokens=[UNKNOWN], show_progress=False)
-    tokenizer.train_from_iterator(texts, trainer)
+    chunks = (chunk for text in given for chunk in split_text(text, _MAX_WORD_CHARACTERS))
+    tokenizer.train_from_iterator(chunks, trainer)
     return tokenizer
 
 

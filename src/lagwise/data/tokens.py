@@ -1,35 +1,271 @@
-"""Token files: text encoded once, memory-mapped, and cached by the hash of its content."""
+"""Text: the documents of a name in splits, and token files, encoded once and cached by the hash of the content."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch.utils.data import Dataset
 
 from lagwise.cache import cached_folder, default_cache
+from lagwise.data.examples import TrainingWindows
+from lagwise.data.find import Found, Named, check_file, find, named_splits, split_word, standard_input
 from lagwise.data.options import MADE_OF_TEXT
-from lagwise.data.sources import Source, open_source
-from lagwise.data.splits import SPLITS
-from lagwise.data.tokenizers import BYTE_PAIRS, encode_texts, load_tokenizer, pieces, tokenizer_folder
+from lagwise.data.reading import (
+    COMPRESSIONS,
+    JSON,
+    check_size,
+    has_records,
+    inner_suffix,
+    is_compressed,
+    read_records,
+    read_text,
+)
+from lagwise.data.splits import SPLITS, TEXT_HELD_OUT, Share, deal, split_shares
+from lagwise.data.tokenizers import BYTE_PAIRS, encode_texts, load_tokenizer, tokenizer_folder
 from lagwise.files import file_digest
 from lagwise.progress import progress_bar
+from lagwise.tables import shown
+from lagwise.text import split_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from lagwise.data.find import Data
     from lagwise.data.rows import RowSource
 
+SUFFIXES = (".txt", *JSON, ".parquet")
+_FIELDS = ("text", "id")  # of records
+_FEW_DOCUMENTS = 20  # fewer are each cut in three, more are split whole
+# folders of the standard library that are no source
+_SKIPPED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib2to3", "ensurepip"}
 _FORMAT = 1  # raise when the token files' meaning changes
 _TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "vocab.txt"}
 _PIECE_CHARACTERS = 1 << 16  # characters given to the tokenizer at a time, about
 _BATCH_CHARACTERS = 1 << 22  # characters encoded in parallel, about
+
+
+@dataclass(frozen=True)
+class Source(Found):
+    """The source of documents by split, and what identifies it.
+
+    Attributes:
+        ranges: the share (from, to) of a single text file that each split has; empty if whole files or documents are
+            assigned.
+    """
+
+    ranges: dict[str, Share] = field(default_factory=dict)
+    _places: dict[Path, dict[str, np.ndarray]] = field(default_factory=dict, compare=False, repr=False)
+
+    def documents(self, split: str) -> Iterator[str]:
+        """The documents of a split in a fixed order. ValueError for a file that does not match its suffix, and a
+        document that is too large for memory."""
+        for parts in self.document_parts(split):
+            document, size = [], 0
+            for part in parts:
+                document.append(part)
+                size += len(part)
+                check_size(Path(self.name), size)
+            yield "".join(document)
+
+    def document_parts(self, split: str) -> Iterator[Iterable[str]]:
+        """The documents of a split, each in parts (`document_parts`)."""
+        if self.dataset is not None:
+            for number, row in enumerate(self.dataset[split]):
+                yield [checked_text(row["text"], f"data set {self.name!r}, {split} row {number}")]
+            return
+        for path in self.files[split]:
+            if not self.ranges:
+                yield from document_parts(path)
+                continue
+            if path not in self._places:
+                self._places[path] = _text_places(partial(document_parts, path), self.ranges)
+            for parts, (start, stop) in zip(document_parts(path), self._places[path][split].tolist(), strict=True):
+                if start >= 0:
+                    yield _text_between(parts, start, stop)
+
+    def key(self) -> str:
+        return self.hashed(self.ranges)
+
+
+def open_source(name: Data) -> Source:
+    """Find data by name.
+
+    ``stdlib``: the Python files of this interpreter's standard library, split by file. A file (.txt, .jsonl, .parquet
+    or one of `RECORD_FILES`, each also compressed): split by position or by document. A folder of such files: split by
+    the words in their names (`split_word`), else by file. A data set with a ``text`` column: ``hub:NAME`` or
+    ``hub:NAME:CONFIG``, a folder of `save_to_disk`, a `datasets.Dataset` or `DatasetDict`.
+
+    FileNotFoundError or ValueError name what is missing. Only names and sizes of files are read yet.
+    """
+    if isinstance(name, str) and name == "stdlib":
+        root = Path(sysconfig.get_paths()["stdlib"])
+        files = sorted(f for f in root.rglob("*.py") if not _SKIPPED & set(f.relative_to(root).parts))
+        return _by_file(name, [f for f in files if f.stat().st_size > 0 and not f.name.startswith("_sysconfigdata")])
+    if isinstance(name, str) and not name.strip():
+        raise ValueError("name the data: a file, a folder, 'stdlib' or 'hub:NAME'")
+    at = find(name, ".txt", "'stdlib' is Python's own source, ")
+    name, path = at.name, at.path
+    if at.dataset is not None:
+        return _of_dataset(name, at.dataset)
+    if path.is_file():
+        return Source(name, {s: [path] for s in SPLITS}, ranges=split_shares(TEXT_HELD_OUT))
+    files = _texts_in(at)
+    words = {file: split_word(file.relative_to(path)) for file in files}
+    if not {"valid", "test"} & {*words.values()}:  # train alone does not say what is held out
+        words = dict.fromkeys(files)
+    named, notes = named_splits(path, at.below, words)
+    if "train" not in named:
+        raise ValueError(
+            f"{name!r} has no file to train on, only {' and '.join(named)} by the names in it; add one with train "
+            "in its name, or rename the files if these words do not mean splits"
+        )
+    if len(named) > 1:
+        named = {s: named.get(s) or named["valid" if s == "test" else "test"] for s in SPLITS}
+        return Source(name, named, file_notes=notes)
+    if len(files) < len(SPLITS):
+        return Source(name, dict.fromkeys(SPLITS, files), file_notes=notes, ranges=split_shares(TEXT_HELD_OUT))
+    return _by_file(name, files, notes)
+
+
+def text_files(names: Iterable[str]) -> dict[Path, str]:
+    """The files of texts, whole, and the name of each for people: files as for `open_source`, those in folders that it
+    would read, and ``-`` for standard input. FileNotFoundError or ValueError name what is missing or empty."""
+    found: dict[Path, str] = {}
+    for name in names:
+        if name == "-":
+            found[standard_input(".txt")] = name
+            continue
+        at = find(name, ".txt")
+        if at.dataset is not None:
+            raise ValueError(f"{name!r} is a data set; give files or folders of texts")
+        found |= {file: str(file) for file in _texts_in(at)} if at.path.is_dir() else {at.path: name}
+    return found
+
+
+def _texts_in(at: Named) -> list[Path]:
+    """The files in a folder that are read as texts. ValueError if there are none, or one is empty."""
+
+    def is_text(file: Path) -> bool:
+        packed = is_compressed(file) and file.suffix.lower() != ".zip"
+        return packed or inner_suffix(file) in SUFFIXES or has_records(file)
+
+    likely = list(filter(is_text, at.below))
+    files = [file for file in likely if inner_suffix(file) != ".json"] or likely  # beside texts it describes them
+    for file in files or at.below:
+        check_file(file)
+    if not files:
+        raise ValueError(f"no {', '.join(SUFFIXES)} file (each also {COMPRESSIONS}) in folder {str(at.path)!r}")
+    return files
+
+
+def _by_file(name: str, files: list[Path], notes: tuple[str, ...] = ()) -> Source:
+    """Deal whole files to the splits (`deal`), by their names below the folder that has all of them."""
+    root = os.path.commonpath([file.parent for file in files])
+    return Source(name, deal({file: file.relative_to(root).as_posix() for file in files}), file_notes=notes)
+
+
+def _of_dataset(name: str, splits: Mapping[str, Any]) -> Source:
+    train, held = splits["train"], [splits[split] for split in ("valid", "test") if split in splits]
+    if "text" not in train.column_names:
+        raise _no_text(f"data set {name!r}", train.column_names)
+    if not held:
+        parts = train.train_test_split(2 * TEXT_HELD_OUT, seed=0, shuffle=False)
+        train, held = parts["train"], list(parts["test"].train_test_split(0.5, shuffle=False).values())
+    return Source(name, dataset={"train": train, "valid": held[0], "test": held[-1]})
+
+
+def _no_text(where: str, columns: Iterable[str]) -> ValueError:
+    return ValueError(f"{where} has no 'text' (it has {shown([*columns])}){chat_hint(columns)}")
+
+
+def chat_hint(columns: Iterable[str]) -> str:
+    """Say what to do with rows of chats, for the end of a message about a missing column of text; else an empty
+    text."""
+    chats = next((name for name in ("messages", "conversations") if name in columns), None)
+    return "" if chats is None else f"; chats in {chats!r} are learned with trl's SFTTrainer, whose model a run can be"
+
+
+# Documents.
+
+
+def document_parts(path: Path) -> Iterator[Iterable[str]]:
+    """The documents of `named_documents` without their names."""
+    return (parts for _, parts in named_documents(path))
+
+
+def named_documents(path: Path) -> Iterator[tuple[str | None, Iterable[str]]]:
+    """The documents of one file: the whole text, or the ``text`` field of every record; each in parts, of which the
+    file of a whole text holds one at a time, after the record's ``id``, if it has one. ValueError names the file, and
+    the position where it stops being valid."""
+    if inner_suffix(path) not in (*JSON, ".parquet") and not has_records(path):
+        yield None, read_text(path)
+        return
+    for where, record in read_records(path, _FIELDS):
+        if "text" not in record:
+            raise _no_text(where, record)
+        name = record.get("id")
+        yield None if name is None else str(name), [checked_text(record["text"], where)]
+
+
+def checked_text(value: Any, where: str) -> str:
+    """A record's text, if it can be encoded as UTF-8."""
+    if not isinstance(value, str):
+        raise ValueError(f"{where}: 'text' must be a string, got {type(value).__name__}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{where}: 'text' is not valid Unicode ({error})") from error
+    return value
+
+
+def _text_places(read: Callable[[], Iterator[Iterable[str]]], ranges: Mapping[str, Share]) -> dict[str, np.ndarray]:
+    """The first and last character of each document of a file that each split has ``(documents, 2)``, by its shares of
+    the total; -1 for none. Documents are whole or, if there are few, cut; they are read twice at most, never held."""
+    sizes = np.fromiter((sum(map(len, parts)) for parts in read()), dtype=np.int64)
+    if len(sizes) >= _FEW_DOCUMENTS:
+        total, starts = int(sizes.sum()), sizes.cumsum() - sizes
+        whole = np.stack([np.zeros_like(sizes), sizes], axis=1)
+        inside = {split: (low * total <= starts) & (starts < high * total) for split, (low, high) in ranges.items()}
+        return {split: np.where(own[:, None], whole, -1) for split, own in inside.items()}
+    shares = sorted({share for both in ranges.values() for share in both})
+    found = [_boundaries(parts, size, shares) for parts, size in zip(read(), sizes.tolist(), strict=True)]
+    cuts = np.array(found, dtype=np.int64).reshape(len(sizes), len(shares))
+    places = {split: cuts[:, [shares.index(low), shares.index(high)]] for split, (low, high) in ranges.items()}
+    return {split: np.where(own[:, :1] < own[:, 1:], own, -1) for split, own in places.items()}
+
+
+def _boundaries(parts: Iterable[str], size: int, shares: Sequence[float]) -> list[int]:
+    """Where to cut a text at shares of its length: after the next line, else the next space, if one is near."""
+    places = [round(share * size) for share in shares]
+    near, before = [""] * len(places), 0  # the text from the character before each place on
+    for part in parts:
+        for i, place in enumerate(places):
+            near[i] += part[max(0, place - 1 - before) : max(0, place + size // 100 + 1 - before)]
+        before += len(part)
+    ends = [next((text.find(mark) for mark in ("\n", " ") if mark in text), 0) for text in near]
+    return [place if place in (0, size) else place + end for place, end in zip(places, ends, strict=True)]
+
+
+def _text_between(parts: Iterable[str], start: int, stop: int) -> Iterator[str]:
+    """The characters of a document from ``start`` to ``stop``, in parts."""
+    before = 0
+    for part in parts:
+        if own := part[max(0, start - before) : max(0, stop - before)]:
+            yield own
+        before += len(part)
+        if before >= stop:
+            return
+
+
+# Token files.
 
 
 @dataclass(frozen=True)
@@ -78,43 +314,6 @@ def prepare(
     meta = cached_folder(folder, lambda partial: _encode(source, tokenizer, vocab_size, partial, progress))
     splits: dict[str, np.ndarray] = {s: np.memmap(folder / f"{s}.bin", dtype=meta["dtype"], mode="r") for s in SPLITS}
     return TokenData(load_tokenizer(str(folder / "tokenizer")), splits, meta["text_bytes"], folder)
-
-
-class TrainingWindows(Dataset):
-    """A data set of ``count`` training examples: windows of ``length`` tokens, every window once an epoch, in random
-    order.
-
-    Example i depends only on (tokens, length, seed, i), so a resumed run and any number of processes see the same
-    examples. Each epoch starts its windows at another offset. ValueError if the tokens do not fill one window.
-
-    >>> windows = TrainingWindows(np.arange(100), length=10, count=20, seed=0)
-    >>> len(windows), windows[0]["input_ids"].shape
-    (20, torch.Size([10]))
-    """
-
-    def __init__(self, tokens: np.ndarray, length: int, count: int, seed: int):
-        if len(tokens) < length:
-            raise ValueError(
-                f"the training text has {len(tokens)} tokens, fewer than one sequence of {length}; "
-                "give more text or a smaller `length`"
-            )
-        self.tokens, self.length, self.count, self.seed = tokens, length, count, seed
-        self.per_epoch = max(1, len(tokens) // length - 1)
-        self._epoch, self._offset, self._order = -1, 0, np.empty(0, dtype=np.int64)
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        epoch, place = divmod(index, self.per_epoch)
-        if epoch != self._epoch:
-            random = np.random.default_rng((self.seed, epoch))
-            slack = len(self.tokens) - self.per_epoch * self.length
-            self._epoch, self._offset = epoch, int(random.integers(0, slack + 1))
-            self._order = random.permutation(self.per_epoch)
-        start = self._offset + int(self._order[place]) * self.length
-        ids = torch.from_numpy(self.tokens[start : start + self.length].astype(np.int64))
-        return {"input_ids": ids, "labels": ids}
 
 
 def content_key(source: Source | RowSource, tokenizer: str, vocab_size: int) -> str:
@@ -168,7 +367,7 @@ def _pieces(source: Source, split: str) -> Iterator[tuple[str, bool]]:
     """The documents of a split in pieces, and whether a document ends with the piece."""
     for document in source.document_parts(split):
         last = ""  # empty documents still yield one (empty) piece
-        for number, piece in enumerate(pieces(document, _PIECE_CHARACTERS)):
+        for number, piece in enumerate(split_text(document, _PIECE_CHARACTERS)):
             if number:
                 yield last, False
             last = piece

@@ -69,40 +69,40 @@ def latest_report(stride: int, tolerance: int) -> int:
     return stride * (1 + lookahead(tolerance // stride)) - 1 - stride // 2 + tolerance
 
 
-def match_events(found: np.ndarray, true: np.ndarray, tolerance: float) -> np.ndarray:
-    """Match found events to true ones: return for each true event the index of its match in ``found``, -1 if it is
-    missed, as an array ``(true,)``.
+def match_events(detected: np.ndarray, true: np.ndarray, tolerance: float) -> np.ndarray:
+    """Match detected events to true ones: return for each true event the index of its match in ``detected``, -1 if it
+    is missed, as an array ``(true,)``.
 
     Both are positions in order. Pairs are at most ``tolerance`` apart, an event is in at most one pair, and the closest
     pairs are matched first.
     """
     result = np.full(len(true), -1)
-    if not len(found) or not len(true):
+    if not len(detected) or not len(true):
         return result
-    near = np.searchsorted(true, found)
+    nearest = np.searchsorted(true, detected)
     pairs = [
-        (abs(found[i] - true[j]), i, j)
-        for i, place in enumerate(near)
-        for j in range(max(0, place - 2), min(len(true), place + 2))
-        if abs(found[i] - true[j]) <= tolerance
+        (abs(detected[i] - true[j]), i, j)
+        for i, index in enumerate(nearest)
+        for j in range(max(0, index - 2), min(len(true), index + 2))
+        if abs(detected[i] - true[j]) <= tolerance
     ]
-    taken: set[int] = set()
+    matched: set[int] = set()
     for _, i, j in sorted(pairs):
-        if result[j] < 0 and i not in taken:
+        if result[j] < 0 and i not in matched:
             result[j] = i
-            taken.add(i)
+            matched.add(i)
     return result
 
 
 def paired_classes(
-    found: np.ndarray, found_classes: np.ndarray, true: np.ndarray, true_classes: np.ndarray, tolerance: float
+    detected: np.ndarray, detected_classes: np.ndarray, true: np.ndarray, true_classes: np.ndarray, tolerance: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Pair the predicted and true classes of all events: 0 is the prediction for a missed event, and the truth of a
     false one."""
-    places = match_events(found, true, tolerance)
-    predicted = np.where(places < 0, 0, found_classes[places] if len(found) else 0)
-    false = np.setdiff1d(np.arange(len(found)), places)
-    return np.concatenate([predicted, found_classes[false]]), np.concatenate(
+    matches = match_events(detected, true, tolerance)
+    predicted = np.where(matches < 0, 0, detected_classes[matches] if len(detected) else 0)
+    false = np.setdiff1d(np.arange(len(detected)), matches)
+    return np.concatenate([predicted, detected_classes[false]]), np.concatenate(
         [true_classes, np.zeros(len(false), dtype=true_classes.dtype)]
     )
 
@@ -172,8 +172,8 @@ class EventStream:
         certain = max(self._decided, self._before + len(recent) - lookahead(self.tolerance))
         events = self._undecided(recent, certain)
         self._decided = certain
-        kept = max(0, certain - lookahead(self.tolerance) - self._before)  # what later decisions need
-        self._recent, self._before = recent[kept:], self._before + kept
+        start = max(0, certain - lookahead(self.tolerance) - self._before)  # first step that later decisions need
+        self._recent, self._before = recent[start:], self._before + start
         return events
 
     def finish(self) -> Events:
@@ -185,7 +185,7 @@ class EventStream:
 
     def _undecided(self, recent: np.ndarray, stop: int) -> Events:
         """Find the events before ``stop``, from the first undecided step on."""
-        found = find_events(recent, self.tolerance, self.threshold)
-        steps = found.steps + self._before
-        chosen = (steps >= self._decided) & (steps < stop)
-        return Events(steps[chosen], found.classes[chosen], found.scores[chosen])
+        events = find_events(recent, self.tolerance, self.threshold)
+        steps = events.steps + self._before
+        selected = (steps >= self._decided) & (steps < stop)
+        return Events(steps[selected], events.classes[selected], events.scores[selected])

@@ -9,7 +9,7 @@ The rules, for every figure that lagwise prints:
   scored exactly once, whatever the length. Models keep no state from one window to the next.
 - The last window is shorter. Longer windows thus differ only in the context of the tokens, never in the tokens.
 - End-of-text tokens are scored like all others. Bits per byte divides the total by the bytes of the text alone: a model
-  pays for predicting where documents end, whereas compressors, which do not know these places, do not.
+  pays for predicting where documents end, whereas compressors, which see no documents, do not.
 - Of a masked model, the same tokens are hidden by the same replacements at every length.
 """
 
@@ -28,10 +28,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lagwise.models.cache import rows_apart
 from lagwise.progress import progress_bar
 
-_TOKENS_A_BATCH = 16384
-_LOGITS_AT_ONCE = 4096  # a window of 14336 logits over 50,000 tokens would need 3 GB
+_TOKENS_PER_BATCH = 16384
+_LOGIT_ROWS_PER_CHUNK = 4096  # a window of 14336 logits over 50,000 tokens would need 3 GB
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,9 @@ class Score:
 
     Attributes:
         length: largest number of tokens of context.
-        tokens: scored tokens.
-        nats: their total.
-        text_bytes: bytes that they encode.
+        tokens: number of scored tokens.
+        nats: sum of their losses.
+        text_bytes: bytes of text that they encode.
     """
 
     length: int
@@ -52,7 +53,7 @@ class Score:
 
     @property
     def perplexity(self) -> float:
-        """Per token: exp(nats / tokens); infinite if that exceeds floating-point numbers."""
+        """Perplexity per token, exp(nats / tokens); infinite if that exceeds floating-point numbers."""
         try:
             return math.exp(self.nats / self.tokens)
         except OverflowError:
@@ -89,7 +90,8 @@ def evaluate(model: Any, tokens: np.ndarray, length: int, sizes: np.ndarray, *, 
     stream, device, nats = torch.from_numpy(tokens.astype(np.int64)), next(model.parameters()).device, 0.0
     for x, y in windows(model, length, stream[:-1], stream[1:], progress=progress):
         hidden = model.base_model(input_ids=x.to(device), use_cache=False).last_hidden_state.flatten(0, 1)
-        for h, t in zip(hidden.split(_LOGITS_AT_ONCE), y.to(device).flatten().split(_LOGITS_AT_ONCE), strict=True):
+        targets = y.to(device).flatten()
+        for h, t in zip(hidden.split(_LOGIT_ROWS_PER_CHUNK), targets.split(_LOGIT_ROWS_PER_CHUNK), strict=True):
             nats += F.cross_entropy(model.to_logits(h).float(), t, reduction="sum").item()
     return Score(length, len(tokens) - 1, finite(nats, length), round(sizes[tokens[1:]].sum()))
 
@@ -112,12 +114,12 @@ def windows(model: Any, length: int, *streams: torch.Tensor, progress: bool) -> 
     if limit is not None and min(length, count) > limit:
         raise ValueError(f"length {length} is over the model's limit of {limit} tokens")
     model.eval()
-    whole, rows = count // length * length, max(1, _TOKENS_A_BATCH // length)
-    parts = [each[:whole].view(-1, length).split(rows) if whole else () for each in streams]
-    rest = [[each[None, whole:]] if whole < count else [] for each in streams]
+    n_full, rows = count // length * length, 1 if rows_apart() else max(1, _TOKENS_PER_BATCH // length)
+    full_windows = [each[:n_full].view(-1, length).split(rows) if n_full else () for each in streams]
+    last_window = [[each[None, n_full:]] if n_full < count else [] for each in streams]
     desc = f"evaluating at {length}"
     with progress_bar(desc=desc, total=count, unit="token", unit_scale=True, show=progress) as bar:
-        for batch in zip(*([*own, *last] for own, last in zip(parts, rest, strict=True)), strict=True):
+        for batch in zip(*([*full, *last] for full, last in zip(full_windows, last_window, strict=True)), strict=True):
             yield batch
             bar.update(batch[0].numel())
 
@@ -135,9 +137,9 @@ class MaskedScore:
 
     Attributes:
         length: largest number of tokens in a window.
-        masked: hidden tokens.
-        nats: their total.
-        correct: hidden tokens predicted correctly.
+        masked: number of hidden tokens.
+        nats: sum of their losses.
+        correct: number of hidden tokens predicted correctly.
     """
 
     length: int
@@ -151,7 +153,7 @@ class MaskedScore:
 
     @property
     def perplexity(self) -> float:
-        """exp(loss) per hidden token."""
+        """Perplexity per hidden token, exp(loss)."""
         return math.exp(self.loss)
 
     @property
@@ -186,17 +188,17 @@ def masked_score(
         raise ValueError(f"none of the {len(hidden)} tokens is hidden; evaluate on more text")
     device = next(model.parameters()).device
     nats, correct, masked = 0.0, 0, 0
-    for ids, targets, numbers in windows(model, length, hidden, labels, documents, progress=progress):
-        several = bool((numbers != numbers[:, :1]).any())
-        chosen = targets != -100
+    for ids, targets, document_ids in windows(model, length, hidden, labels, documents, progress=progress):
+        is_packed = bool((document_ids != document_ids[:, :1]).any())
+        is_masked = targets != -100
         out = model(
-            input_ids=ids.to(device), seq_idx=numbers.to(device) if several else None, labels=targets.to(device)
+            input_ids=ids.to(device), seq_idx=document_ids.to(device) if is_packed else None, labels=targets.to(device)
         )
-        logits = out.logits if out.logits.dim() == 2 else out.logits[chosen.to(device)]
-        wanted = targets[chosen].to(device)
-        nats += F.cross_entropy(logits.float(), wanted, reduction="sum").item()
-        correct += int((logits.argmax(-1) == wanted).sum())
-        masked += len(wanted)
+        logits = out.logits if out.logits.dim() == 2 else out.logits[is_masked.to(device)]
+        masked_labels = targets[is_masked].to(device)
+        nats += F.cross_entropy(logits.float(), masked_labels, reduction="sum").item()
+        correct += int((logits.argmax(-1) == masked_labels).sum())
+        masked += len(masked_labels)
     return MaskedScore(length, masked, finite(nats, length), correct)
 
 

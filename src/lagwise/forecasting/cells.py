@@ -12,12 +12,12 @@ from lagwise.data.dates import CLOCK
 from lagwise.data.numbers import count_up, to_floats
 from lagwise.tables import shown
 
-_IDS = ("unique_id", "item_id", "series_id", "id", "series")  # usual names, lower case
-_TIMES = ("date", "datetime", "timestamp", "time", "ds", "week", "month", "quarter", "day", "period", "year")
+_ID_NAMES = ("unique_id", "item_id", "series_id", "id", "series")  # lower case
+_TIME_NAMES = ("date", "datetime", "timestamp", "time", "ds", "week", "month", "quarter", "day", "period", "year")
 _UNNAMED = "Unnamed: 0"  # the name that a first column without one gets: the index of a table that pandas wrote
 _OUTLIER_DEVIATIONS = 30  # robust deviations from the median: a value worth a note
 _MAX_OUTLIER_SHARE = 0.05
-_TRUTHS = {"true": "1", "false": "0"}
+_BOOLEANS = {"true": "1", "false": "0"}
 
 
 def without_row_numbers(frame: pd.DataFrame, used: Sequence[str | None]) -> pd.DataFrame:
@@ -25,32 +25,32 @@ def without_row_numbers(frame: pd.DataFrame, used: Sequence[str | None]) -> pd.D
     times."""
     first, *others = frame.columns
     counts = len(others) > 1 and first not in used and count_up(frame[first].astype(str).tolist())
-    if counts and (first == _UNNAMED or any(name.lower() in _TIMES for name in others)):
+    if counts and (first == _UNNAMED or any(name.lower() in _TIME_NAMES for name in others)):
         return frame[others]
     return frame if _UNNAMED in used else frame.rename(columns={_UNNAMED: "time"})
 
 
 def find_time(frame: pd.DataFrame, ids: Sequence[str]) -> str:
     """Find the column of times: the first that is no id or, if its values repeat, one with a usual name."""
-    others = [str(name) for name in frame.columns if name not in ids and name.lower() not in _IDS]
-    others = others or [str(frame.columns[0])]
-    if not frame[others[0]].duplicated().any() or others[0].lower() in _TIMES:
-        return others[0]
-    return next((name for name in others if name.lower() in _TIMES), others[0])
+    candidates = [str(name) for name in frame.columns if name not in ids and name.lower() not in _ID_NAMES]
+    candidates = candidates or [str(frame.columns[0])]
+    if not frame[candidates[0]].duplicated().any() or candidates[0].lower() in _TIME_NAMES:
+        return candidates[0]
+    return next((name for name in candidates if name.lower() in _TIME_NAMES), candidates[0])
 
 
-def find_ids(frame: pd.DataFrame, time: str, others: Sequence[str]) -> list[str]:
+def find_ids(frame: pd.DataFrame, time: str, names: Sequence[str]) -> list[str]:
     """Find the column that tells series apart, where times repeat: the only one of text, or with a usual name. Without
     such a column there is none."""
     if not frame[time].duplicated().any():
         return []
-    found = [name for name in others if name.lower() in _IDS or _is_text(frame[name])]
-    return found if len(found) == 1 and frame[found[0]].duplicated().any() else []
+    candidates = [name for name in names if name.lower() in _ID_NAMES or _is_text(frame[name])]
+    return candidates if len(candidates) == 1 and frame[candidates[0]].duplicated().any() else []
 
 
-def only_number(frame: pd.DataFrame, others: Sequence[str]) -> str:
+def only_number(frame: pd.DataFrame, columns: Sequence[str]) -> str:
     """Find the only column with numbers. ValueError if there are several or none."""
-    numbers = [name for name in others if not _is_text(frame[name])]
+    numbers = [name for name in columns if not _is_text(frame[name])]
     if len(numbers) == 1:
         return numbers[0]
     names = ", ".join(map(repr, numbers)) or "none has numbers"
@@ -78,7 +78,7 @@ def to_numbers(column: pd.Series, decimal: str, missing: Sequence[float] = ()) -
     else:
         cells = column.fillna("").astype(str).str.strip()
         lower = cells.str.lower()
-        cells = lower.map(_TRUTHS) if lower.isin(_TRUTHS).all() else cells
+        cells = lower.map(_BOOLEANS) if lower.isin(_BOOLEANS).all() else cells
         cells = cells.str.removesuffix("%") if cells[cells != ""].str.endswith("%").all() else cells
         numbers, row = to_floats(cells.tolist(), decimal)
     if row is None and np.isinf(numbers).any():

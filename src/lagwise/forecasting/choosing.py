@@ -11,21 +11,21 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from lagwise.forecasting.design import make_design
-from lagwise.forecasting.errors import independent_errors, most_windows, sorted_sizes, unrest
+from lagwise.forecasting.errors import independent_errors, max_windows, sorted_sizes, unrest
 from lagwise.forecasting.estimator import LagForecaster, averaged
 from lagwise.forecasting.gaps import first_observed, scales
 from lagwise.progress import progress_bar
 from lagwise.tables import check_integer
 
 _MAX_LOOK_BACK_ROWS = 1440
-_MAX_SEPARATE_SERIES = 20  # each with a smoothing of its own
+_MAX_SEPARATE_SMOOTHINGS = 20  # one for each series
 _MAX_SEPARATE_MAPS = 500  # one for each series
 _SMOOTHING_LOOK_BACK_ROWS = 200  # or 3 seasons
 _MAX_ORIGINS = 10  # rows from which candidates are fitted anew
 _MAX_VALUES_TIMES_ORIGINS = 20_000
 _AVERAGED_ERROR_RATIO = 1.15  # forecasters up to this times the lowest error are averaged
-_DEFAULT_PENALTY = 0.1  # where rows are too few to choose one
-_PENALTY_ROWS_SHARE = 0.2  # of the rows before an origin, to choose penalties by
+_DEFAULT_PENALTY = 0.1  # used if there are too few rows to choose one
+_PENALTY_ROWS_SHARE = 0.2  # share of the rows before an origin on which penalties are chosen
 BASELINE = "last value"
 
 
@@ -50,7 +50,7 @@ class _Backtest:
     logs: list[bool]
     targets: np.ndarray
     scale: np.ndarray
-    near: float
+    max_error_ratio: float
 
     def sizes(self, picked: Sequence[int], windows: Any = slice(None)) -> np.ndarray:
         """Compute absolute errors of the average of candidates, in standard deviations of values."""
@@ -61,17 +61,17 @@ class _Backtest:
 
     def ranks(self, windows: Any = slice(None)) -> tuple[list[int], np.ndarray]:
         """Rank the candidates, best first, and return their mean errors in this order."""
-        found = np.array([_mean(self.sizes([i], windows), (0, 1)).mean() for i in range(len(self.errors))])
-        order = np.argsort(found, kind="stable")
-        return order.tolist(), found[order]
+        errors = np.array([_mean(self.sizes([i], windows), (0, 1)).mean() for i in range(len(self.errors))])
+        order = np.argsort(errors, kind="stable")
+        return order.tolist(), errors[order]
 
     def picked(self, windows: Any = slice(None)) -> list[int]:
-        """Pick the candidates to average: those whose errors are at most ``near`` times the lowest, and which also
-        forecast logarithms if the best does. Repeating the last value, the first candidate, stays alone."""
+        """Pick the candidates to average: those whose errors are at most ``max_error_ratio`` times the lowest, and
+        which also forecast logarithms if the best does. Repeating the last value, the first candidate, stays alone."""
         order, means = self.ranks(windows)
         if order[0] == 0:
             return [0]
-        near = [i for i, mean in zip(order, means, strict=True) if mean <= self.near * means[0]]
+        near = [i for i, mean in zip(order, means, strict=True) if mean <= self.max_error_ratio * means[0]]
         return [i for i in near if self.logs[i] == self.logs[order[0]]]
 
 
@@ -134,36 +134,38 @@ def choose_forecaster(
     begin = int(np.median(first))  # the first row of most series
     origins = _origins(rows, x.shape[1], horizon, look_back, begin)
     options = _options(x, horizon, origins[0] - begin, model, look_back, period)
-    options = {name: {**each, "nonnegative": nonnegative} for name, each in options.items()}
-    starts, groups = _starts(origins, rows - horizon + 1, most_windows(horizon, x.shape[1]))
-    names, errors, failed = [], [], []
-    for name, chosen in progress_bar(options.items(), desc="trying", unit="model", show=progress):
-        make_design(_forecaster(chosen, horizon, rows - begin, coverage))  # errors in options apply to all candidates
+    options = {name: {**values, "nonnegative": nonnegative} for name, values in options.items()}
+    starts, groups = _starts(origins, rows - horizon + 1, max_windows(horizon, x.shape[1]))
+    names, errors, failures = [], [], []
+    for name, candidate_options in progress_bar(options.items(), desc="trying", unit="model", show=progress):
+        # Errors in options apply to all candidates.
+        make_design(_forecaster(candidate_options, horizon, rows - begin, coverage))
         try:
-            errors.append(_errors(chosen, x, horizon, origins, starts, groups, begin))
+            errors.append(_errors(candidate_options, x, horizon, origins, starts, groups, begin))
             names.append(name)
         except ValueError as error:  # such as gaps that are too long for a short look-back
-            failed.append(error)
+            failures.append(error)
     if not names or names[0] != BASELINE:
-        raise failed[0]
+        raise failures[0]
     logs, scale = [bool(options[name].get("logs")) for name in names], scales(x)[1]
-    errors = [each if logs[i] else each / scale for i, each in enumerate(errors)]
+    errors = [values if logs[i] else values / scale for i, values in enumerate(errors)]
     targets = sliding_window_view(x, horizon, axis=0)[starts].transpose(0, 2, 1)
-    tested = _Backtest(errors, logs, targets, scale, _AVERAGED_ERROR_RATIO if len(origins) > 1 else 1.0)
-    picked, (order, _) = tested.picked(), tested.ranks()
+    backtest = _Backtest(errors, logs, targets, scale, _AVERAGED_ERROR_RATIO if len(origins) > 1 else 1.0)
+    picked, (order, _) = backtest.picked(), backtest.ranks()
     data = x[:, 0] if one else x
     fitted = [_forecaster(options[names[i]], horizon, rows - begin, coverage).fit(data) for i in picked]
     forecaster = averaged(fitted)
-    own = np.mean([errors[i] for i in picked], axis=0) * (1 if logs[picked[0]] else scale) / forecaster.scale_
+    best_errors = np.mean([errors[i] for i in picked], axis=0) * (1 if logs[picked[0]] else scale) / forecaster.scale_
     if len(origins) == 1:  # each half of its windows is judged by what the other half chooses
         groups = (np.arange(len(groups)) >= len(groups) / 2).astype(int)
-    wider = unrest(own, starts, np.log(x) if logs[picked[0]] else x / scale) * _selection(tested, groups, picked)
-    forecaster.errors_ = sorted_sizes(own, first > origins[0]) * wider
-    forecaster.independent_ = independent_errors(own, (rows - origins[0]) / horizon)
+    series = np.log(x) if logs[picked[0]] else x / scale
+    widening = unrest(best_errors, starts, series) * _selection(backtest, groups, picked)
+    forecaster.errors_ = sorted_sizes(best_errors, first > origins[0]) * widening
+    forecaster.independent_ = independent_errors(best_errors, (rows - origins[0]) / horizon)
 
     def candidate(name: str, forecaster: LagForecaster, picked: Sequence[int]) -> Candidate:
-        each = _mean(tested.sizes(picked), (0, 1))
-        return Candidate(name, forecaster, tuple(map(float, each * scale)), float(each.mean()))
+        means = _mean(backtest.sizes(picked), (0, 1))
+        return Candidate(name, forecaster, tuple(map(float, means * scale)), float(means.mean()))
 
     ranked = [candidate(names[i], _forecaster(options[names[i]], horizon, rows - begin, coverage), [i]) for i in order]
     if len(picked) > 1:
@@ -174,20 +176,20 @@ def choose_forecaster(
 def reason(ranked: Sequence[Candidate]) -> str:
     """Say in one sentence why `choose_forecaster` ranked the first candidate first."""
     best = ranked[0]
-    held = "held-out rows, which no candidate was fitted to"
+    held_out = "held-out rows, which no candidate was fitted to"
     if best.name == BASELINE:
-        return f"No model beat repeating the last value on {held}; forecasts repeat it."
+        return f"No model beat repeating the last value on {held_out}; forecasts repeat it."
     baseline = next(each.error for each in ranked if each.name == BASELINE)
     beside = f"{_beside(best.error, baseline)} repeating the last value"
     if best.name.startswith("average"):
         near = f"{_AVERAGED_ERROR_RATIO - 1:.0%}"
         return (
-            f"Chosen: the {best.name}, whose errors on {held}, differ by less than {near}. Its mean absolute error is "
-            f"{beside}."
+            f"Chosen: the {best.name}, whose errors on {held_out}, differ by less than {near}. Its mean absolute error "
+            f"is {beside}."
         )
     shared = ", one map for all series" if best.forecaster.shared_ else ", a map for each series"
     shared = shared if len(best.forecaster.scale_) > 1 else ""
-    return f"Chosen: {best.name}{shared}. Its mean absolute error on {held}, is the lowest, {beside}."
+    return f"Chosen: {best.name}{shared}. Its mean absolute error on {held_out}, is the lowest, {beside}."
 
 
 def _beside(error: float, other: float) -> str:
@@ -209,10 +211,10 @@ def _origins(rows: int, series: int, horizon: int, look_back: int | None, begin:
     )
     first = min(last, max(first, begin + horizon))
     if look_back is not None:
-        if look_back > (most := last - horizon):
+        if look_back > (max_look_back := last - horizon):
             raise ValueError(
                 f"look_back = {look_back} is longer than the data allow: {rows} rows less those held out and a horizon "
-                f"of {horizon} leave {most}"
+                f"of {horizon} leave {max_look_back}"
             )
         first = max(first, look_back + horizon)
     if count <= 1:
@@ -238,38 +240,38 @@ def _options(
     def repeating(period: int) -> dict[str, Any]:
         return {"look_back": period, "model": {"name": "seasonal", "period": period}, "shared": True, "validation": 0}
 
-    found = {BASELINE: repeating(1)}
+    candidates = {BASELINE: repeating(1)}
     if period > 1 and rows >= period and model in (None, "seasonal"):
-        found[f"seasonal, period {period}"] = repeating(period)
+        candidates[f"seasonal, period {period}"] = repeating(period)
     if model in (None, "smoothing"):
         label = f"smoothing, period {period}" if period > 1 else "smoothing"
-        chosen = {
+        options = {
             "look_back": min(rows, max(_SMOOTHING_LOOK_BACK_ROWS, 3 * period) if look_back is None else look_back),
             "model": {"name": "smoothing", "period": period},
-            "shared": not 1 < x.shape[1] <= _MAX_SEPARATE_SERIES,
+            "shared": not 1 < x.shape[1] <= _MAX_SEPARATE_SMOOTHINGS,
             "validation": 0,
         }
-        found[label] = chosen
+        candidates[label] = options
         if np.nanmin(x) > 0:
-            found[f"{label}, logarithms"] = {**chosen, "logs": True}
+            candidates[f"{label}, logarithms"] = {**options, "logs": True}
     if model in ("smoothing", "seasonal"):
-        return found
+        return candidates
     looks = [look_back] if look_back is not None else _look_backs(horizon, period, rows)
     many = x.shape[1] > _MAX_SEPARATE_MAPS
     for each in looks:
         kinds = [("ridge", "mean"), ("ridge", "last"), ("toeplitz", "mean")]
         for name, level in kinds if model is None else [(model, "mean"), (model, "last")]:
-            chosen = {"look_back": each, "model": name, "level": level}
-            found[f"{name}, look-back {each}, {level} removed"] = {**chosen, **({"shared": True} if many else {})}
-    return found
+            options = {"look_back": each, "model": name, "level": level}
+            candidates[f"{name}, look-back {each}, {level} removed"] = {**options, **({"shared": True} if many else {})}
+    return candidates
 
 
 def _look_backs(horizon: int, period: int, rows: int) -> list[int]:
     """List the horizon and the period times powers of 2, within bounds; at least one where there are rows for one."""
     longest = _longest(rows, horizon)
-    most = min(_MAX_LOOK_BACK_ROWS, rows // 3, longest)
-    found = {base * 2**i for base in {horizon, period} - {1} for i in range(12) if base * 2**i <= most}
-    return sorted(found) or ([max(1, min(horizon, most))] if longest > 0 else [])
+    max_look_back = min(_MAX_LOOK_BACK_ROWS, rows // 3, longest)
+    look_backs = {base * 2**i for base in {horizon, period} - {1} for i in range(12) if base * 2**i <= max_look_back}
+    return sorted(look_backs) or ([max(1, min(horizon, max_look_back))] if longest > 0 else [])
 
 
 def _forecaster(options: Mapping[str, Any], horizon: int, rows: int, coverage: float) -> LagForecaster:
@@ -282,12 +284,12 @@ def _forecaster(options: Mapping[str, Any], horizon: int, rows: int, coverage: f
 def _starts(origins: Sequence[int], end: int, max_count: int) -> tuple[np.ndarray, np.ndarray]:
     """Choose the rows from which forecasts are made, up to ``max_count`` between the first origin and the end, with
     each origin among them, and return with them the index of the last origin before each."""
-    starts, numbers = [], []
+    starts, origin_indices = [], []
     for i, (begin, until) in enumerate(zip(origins, [*origins[1:], end], strict=True)):
         count = min(until - begin, math.ceil(max_count / len(origins)))
         starts.append(np.unique(np.linspace(begin, until - 1, count).round().astype(int)))
-        numbers.append(np.full(len(starts[-1]), i))
-    return np.concatenate(starts), np.concatenate(numbers)
+        origin_indices.append(np.full(len(starts[-1]), i))
+    return np.concatenate(starts), np.concatenate(origin_indices)
 
 
 def _errors(
@@ -296,18 +298,19 @@ def _errors(
     horizon: int,
     origins: Sequence[int],
     starts: np.ndarray,
-    numbers: np.ndarray,
+    origin_indices: np.ndarray,
     first: int,
 ) -> np.ndarray:
     """Compute errors ``(windows, horizon, series)`` of a candidate that is fitted anew at each origin; most series
     begin in the row ``first``."""
-    made = np.full((len(starts), horizon, x.shape[1]), np.nan)
+    errors = np.full((len(starts), horizon, x.shape[1]), np.nan)
     for i, begin in enumerate(origins):
-        known = ~np.isnan(x[:begin]).all(0)  # others begin later
-        fitted = _forecaster(options, horizon, begin - first, 0.9).fit(x[:begin, known])
-        rows = np.flatnonzero(numbers == i)
-        made[np.ix_(rows, np.arange(horizon), np.flatnonzero(known))] = fitted.errors_at(x[:, known], starts[rows])
-    return made
+        has_begun = ~np.isnan(x[:begin]).all(0)  # others begin later
+        fitted = _forecaster(options, horizon, begin - first, 0.9).fit(x[:begin, has_begun])
+        rows = np.flatnonzero(origin_indices == i)
+        block = np.ix_(rows, np.arange(horizon), np.flatnonzero(has_begun))
+        errors[block] = fitted.errors_at(x[:, has_begun], starts[rows])
+    return errors
 
 
 def _mean(sizes: np.ndarray, axis: tuple[int, ...]) -> np.ndarray:
@@ -316,11 +319,11 @@ def _mean(sizes: np.ndarray, axis: tuple[int, ...]) -> np.ndarray:
     return np.nansum(sizes, axis=axis) / np.maximum(1, count)
 
 
-def _selection(tested: _Backtest, groups: np.ndarray, picked: Sequence[int]) -> float:
+def _selection(backtest: _Backtest, groups: np.ndarray, picked: Sequence[int]) -> float:
     """Compute the factor (at least 1) by which errors are larger where each group of windows is forecast by the
     candidates that the other groups choose."""
     if len(set(groups)) < 2:
         return 1.0
-    nested = [tested.sizes(tested.picked(groups != group), groups == group) for group in sorted(set(groups))]
-    own = _mean(tested.sizes(picked), (0, 1)).mean()
-    return max(1.0, float(_mean(np.concatenate(nested), (0, 1)).mean() / own)) if own > 0 else 1.0
+    nested = [backtest.sizes(backtest.picked(groups != group), groups == group) for group in sorted(set(groups))]
+    error = _mean(backtest.sizes(picked), (0, 1)).mean()
+    return max(1.0, float(_mean(np.concatenate(nested), (0, 1)).mean() / error)) if error > 0 else 1.0

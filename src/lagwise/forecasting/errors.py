@@ -11,18 +11,18 @@ from numpy.lib.stride_tricks import sliding_window_view
 from lagwise.forecasting.moments import window_count
 
 _WINDOWS_PER_CHUNK = 2048
-_PRIOR_WINDOWS = 10  # that draw the share of independent errors to 1
+_PRIOR_WINDOWS = 10  # weight of the prior: one independent error per window
 _LATEST_HORIZONS = 2
-_MIN_ERRORS_FOR_PROFILE = 30  # independent ones, for a size of errors at each horizon
+_MIN_ERRORS_FOR_PROFILE = 30  # independent ones, to estimate the size of errors at each horizon
 _MAX_QUANTILE_WINDOWS = 500  # below _WINDOWS_PER_CHUNK
-_MIN_QUANTILE_WINDOWS, _QUANTILE_ERRORS = 10, 3_000_000  # about so many errors of all series together
+_MIN_QUANTILE_WINDOWS, _MAX_QUANTILE_ERRORS = 10, 3_000_000  # errors of all series together
 
 
 def forecast_errors(
     maps: Sequence[np.ndarray] | np.ndarray,
     filled: np.ndarray,
     targets: np.ndarray,
-    chosen: np.ndarray,
+    window_starts: np.ndarray,
     first: np.ndarray | None = None,
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yield for each series its index and its errors ``(windows, horizon)``, some thousand of the chosen windows at a
@@ -32,18 +32,18 @@ def forecast_errors(
         maps: One ``(look_back, horizon)`` for all series, or one for each.
         filled: ``(rows, series)``.
         targets: Like filled, NaN where missing; errors there are NaN too.
-        chosen: The first rows of windows.
+        window_starts: The first rows of windows.
         first: The first observed row of each series, by default 0. Forecasts without an observed input have no error.
     """
     look_back, horizon = maps[0].shape
     for series in range(filled.shape[1]):
         inputs = sliding_window_view(filled[:, series], look_back)
         outputs = sliding_window_view(targets[look_back:, series], horizon)
-        for start in range(0, len(chosen), _WINDOWS_PER_CHUNK):
-            part = chosen[start : start + _WINDOWS_PER_CHUNK]
-            errors = inputs[part] @ maps[series if len(maps) > 1 else 0] - outputs[part]
+        for start in range(0, len(window_starts), _WINDOWS_PER_CHUNK):
+            chunk = window_starts[start : start + _WINDOWS_PER_CHUNK]
+            errors = inputs[chunk] @ maps[series if len(maps) > 1 else 0] - outputs[chunk]
             if first is not None:
-                errors[part + look_back <= first[series]] = np.nan
+                errors[chunk + look_back <= first[series]] = np.nan
             yield series, errors
 
 
@@ -56,32 +56,32 @@ def window_errors(
     """Compute errors ``(windows, horizon, series)`` on at most 500 windows at even distances (fewer of hundreds of
     series), NaN where not observed; the rest as in `forecast_errors`."""
     look_back, horizon = maps[0].shape
-    chosen = some_windows(len(filled), look_back, horizon, most_windows(horizon, filled.shape[1]))
-    found = forecast_errors(maps, filled, targets, chosen, first)
-    return np.stack([errors for _, errors in found], axis=2)
+    window_starts = spaced_windows(len(filled), look_back, horizon, max_windows(horizon, filled.shape[1]))
+    by_series = forecast_errors(maps, filled, targets, window_starts, first)
+    return np.stack([errors for _, errors in by_series], axis=2)
 
 
-def some_windows(rows: int, look_back: int, horizon: int, most: int) -> np.ndarray:
-    """Choose the first rows of at most so many windows, at even distances."""
+def spaced_windows(rows: int, look_back: int, horizon: int, max_count: int) -> np.ndarray:
+    """Choose the first rows of at most ``max_count`` windows, at even distances."""
     windows = window_count(rows, look_back, horizon)
-    return np.unique(np.linspace(0, windows - 1, min(windows, most)).round()).astype(int)
+    return np.unique(np.linspace(0, windows - 1, min(windows, max_count)).round()).astype(int)
 
 
 def sorted_sizes(errors: np.ndarray, late: np.ndarray) -> np.ndarray:
-    """Sort absolute errors ``(windows, horizon, series)``. Series that begin too ``late`` to have any take the errors
-    of the others, one window of each in turn."""
+    """Sort absolute errors ``(windows, horizon, series)``. A series that begins too ``late`` to have any borrows the
+    errors of the others, one window of each in turn."""
     sizes = np.abs(errors)
-    unknown = np.isnan(sizes).all((0, 1))
-    lent, others = np.flatnonzero(unknown & late), np.flatnonzero(~unknown)
-    if len(lent) and len(others):
+    empty = np.isnan(sizes).all((0, 1))
+    borrowing, lending = np.flatnonzero(empty & late), np.flatnonzero(~empty)
+    if len(borrowing) and len(lending):
         windows = np.arange(len(sizes))
-        sizes[:, :, lent] = sizes[windows, :, others[windows * len(others) // len(windows)]][:, :, None]
+        sizes[:, :, borrowing] = sizes[windows, :, lending[windows * len(lending) // len(windows)]][:, :, None]
     return np.sort(sizes, axis=0)
 
 
-def most_windows(horizon: int, series: int) -> int:
-    """Count the windows that quantiles of errors come from."""
-    return max(_MIN_QUANTILE_WINDOWS, min(_MAX_QUANTILE_WINDOWS, _QUANTILE_ERRORS // (horizon * series)))
+def max_windows(horizon: int, series: int) -> int:
+    """Compute the largest number of windows whose errors are kept for quantiles."""
+    return max(_MIN_QUANTILE_WINDOWS, min(_MAX_QUANTILE_WINDOWS, _MAX_QUANTILE_ERRORS // (horizon * series)))
 
 
 def independent_errors(errors: np.ndarray, apart: float) -> float:
@@ -123,14 +123,14 @@ def unrest(errors: np.ndarray, starts: np.ndarray, x: np.ndarray) -> np.ndarray:
     return np.sqrt(np.maximum(1, calm) * np.maximum(1, recent))
 
 
-def _ratio(squares: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Divide the mean of squares ``(..., series)`` by the mean of others; 1 where either is unknown or 0."""
+def _ratio(squares: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    """Divide the mean of squares ``(..., series)`` by the mean of ``reference``; 1 where either is unknown or 0."""
     means = []
-    for each in (squares, others):
+    for each in (squares, reference):
         count = np.count_nonzero(~np.isnan(each), axis=tuple(range(each.ndim - 1)))
         means.append(np.nansum(each, axis=tuple(range(each.ndim - 1))) / np.maximum(1, count))
-    known = (means[0] > 0) & (means[1] > 0)
-    return np.where(known, means[0] / np.where(known, means[1], 1.0), 1.0)
+    defined = (means[0] > 0) & (means[1] > 0)
+    return np.where(defined, means[0] / np.where(defined, means[1], 1.0), 1.0)
 
 
 def error_quantiles(sizes: np.ndarray, coverage: float, independent: float | None = None) -> np.ndarray:
@@ -154,17 +154,17 @@ def error_quantiles(sizes: np.ndarray, coverage: float, independent: float | Non
     _, horizon, series = sizes.shape
     independent = np.inf if independent is None else max(1.0, independent)
     wider = stdtrit(independent, (1 + coverage) / 2) / ndtri((1 + coverage) / 2) if coverage > 0 else 1.0
-    found = np.full((horizon, series), np.inf)
+    quantiles = np.full((horizon, series), np.inf)
     for i in range(series):
-        own = sizes[:, :, i]
-        observed = ~np.isnan(own)
+        series_sizes = sizes[:, :, i]
+        observed = ~np.isnan(series_sizes)
         if not observed.any():
             continue
-        profile = _profile(own, observed, independent)
-        ratios = np.sort((own / np.where(profile > 0, profile, 1.0))[observed])
+        profile = _profile(series_sizes, observed, independent)
+        ratios = np.sort((series_sizes / np.where(profile > 0, profile, 1.0))[observed])
         rank = min(len(ratios), math.ceil((len(ratios) + 1) * coverage))
-        found[:, i] = wider * profile * (ratios[rank - 1] if rank else 0.0)
-    return found
+        quantiles[:, i] = wider * profile * (ratios[rank - 1] if rank else 0.0)
+    return quantiles
 
 
 def _profile(sizes: np.ndarray, observed: np.ndarray, independent: float) -> np.ndarray:
@@ -177,7 +177,7 @@ def _profile(sizes: np.ndarray, observed: np.ndarray, independent: float) -> np.
     means = squares.sum(0) / np.maximum(1, count)
     if independent >= _MIN_ERRORS_FOR_PROFILE and count.all():
         return np.sqrt(means)
-    places = np.stack([np.ones(len(means)), np.arange(1.0, len(means) + 1)], axis=1)
+    line_basis = np.stack([np.ones(len(means)), np.arange(1.0, len(means) + 1)], axis=1)
     unit = means.max() or 1.0
-    line, _ = nnls(places * np.sqrt(count)[:, None], means / unit * np.sqrt(count))
-    return np.sqrt(places @ line * unit)
+    line, _ = nnls(line_basis * np.sqrt(count)[:, None], means / unit * np.sqrt(count))
+    return np.sqrt(line_basis @ line * unit)

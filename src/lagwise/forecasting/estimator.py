@@ -25,12 +25,12 @@ from lagwise.forecasting.groups import Rows, fit_groups
 from lagwise.forecasting.moments import window_count
 from lagwise.tables import check_integer, shown
 
-_RELATIVE_ROUNDING = 1e-12  # of forecasts that are the last value
-_MIN_VALUES_FOR_SCALE = 10  # before the held-out rows, of a series among others
+_RELATIVE_ROUNDING = 1e-12  # forecasts this close to the last value are set to it
+_MIN_VALUES_FOR_SCALE = 10  # before the held-out rows; otherwise all rows of a series give its scale
 
 
 class Scores(NamedTuple):
-    """Scores of forecasts: mean squared and mean absolute error on the standardised scale, the number of scored
+    """The scores of forecasts: mean squared and mean absolute error on the standardised scale, the number of scored
     windows per series, and the share of values within the intervals (None without intervals)."""
 
     mse: float
@@ -157,8 +157,8 @@ class LagForecaster(BaseEstimator):
         values = self._validated(X, reset=True)
         x = self._logarithms(values)
         first = first_observed(x)
-        held = held_out_rows(design, self.validation, len(x) - int(np.median(first)))
-        cut = len(x) - held
+        held_out = held_out_rows(design, self.validation, len(x) - int(np.median(first)))
+        cut = len(x) - held_out
         window_count(cut + design.horizon * design.windowless, design.look_back, design.horizon)
         # Series that start in the held-out rows, or shortly before: too few values for a scale.
         later = first > (max(0, cut - _MIN_VALUES_FOR_SCALE) if x.shape[1] > 1 else cut - 1)
@@ -168,17 +168,17 @@ class LagForecaster(BaseEstimator):
         rows = Rows(filled, missing)
         groups = fit_groups(design, rows, cut, self.shared, self._name)
         self.shared_, fits = groups.shared, groups.fits
-        self.validation_error_ = groups.error if held else None
+        self.validation_error_ = groups.error if held_out else None
         self.errors_, self.independent_ = None, None
-        if held:
+        if held_out:
             begin = cut - design.look_back
             targets = np.where(missing, np.nan, filled)[begin:]
             errors = window_errors([fit.maps for fit in fits], filled[begin:], targets, first - begin)
             self.errors_ = sorted_sizes(errors, first > cut)
-            self.independent_ = independent_errors(errors, held / design.horizon)
+            self.independent_ = independent_errors(errors, held_out / design.horizon)
         self.weights_ = fits[0].weights
         self.penalty_ = [fit.penalties for fit in fits]
-        if held and self.refit:
+        if held_out and self.refit:
             fits = groups.refit(design, rows).fits
         self.maps_ = np.stack([fit.maps for fit in fits])
         self.n_parameters_ = len(fits) * design.parameters
@@ -198,8 +198,8 @@ class LagForecaster(BaseEstimator):
         """
         check_is_fitted(self)
         steps = self._steps(horizon)
-        made, end = self._forecast(steps, X)
-        return self._shaped(self._raw(made, end))
+        forecast, end = self._forecast(steps, X)
+        return self._shaped(self._raw(forecast, end))
 
     def _forecast(self, steps: int, X: Any) -> tuple[np.ndarray, np.ndarray]:
         """Forecast values or, with ``logs``, logarithms ``(steps, series)``, and return the last value too where the
@@ -279,11 +279,11 @@ class LagForecaster(BaseEstimator):
         filled = fill(self._standardized(x))
         targets = sliding_window_view(self._logarithms(x), horizon, axis=0)[starts].transpose(0, 2, 1)
         windows = sliding_window_view(filled, look_back, axis=0)[starts - look_back]  # (windows, series, look_back)
-        made = (windows.transpose(1, 0, 2) @ self.maps_).transpose(1, 2, 0)
-        made = made * self.scale_ + self.mean_
-        made = np.maximum(made, 0.0) if self.nonnegative and not self.logs else made
-        some = starts[:, None] > first_observed(x)  # otherwise no input is observed
-        return np.where(some[:, None], made - targets, np.nan)
+        forecasts = (windows.transpose(1, 0, 2) @ self.maps_).transpose(1, 2, 0)
+        forecasts = forecasts * self.scale_ + self.mean_
+        forecasts = np.maximum(forecasts, 0.0) if self.nonnegative and not self.logs else forecasts
+        has_input = starts[:, None] > first_observed(x)  # otherwise no input is observed
+        return np.where(has_input[:, None], forecasts - targets, np.nan)
 
     def score(self, X: Any, y: None = None) -> float:
         """Compute minus the mean squared error of `evaluate`: greater is better."""
@@ -347,12 +347,12 @@ def averaged(forecasters: Sequence[LagForecaster]) -> LagForecaster:
     Zero-pad all maps to the longest look-back and average them; exact, because the columns of maps sum to 1: a map
     forecasts a constant by itself, and so is the same on any scale.
     """
-    made = copy.deepcopy(max(forecasters, key=lambda each: each.maps_.shape[1]))
-    look_back = made.maps_.shape[1]
+    average = copy.deepcopy(max(forecasters, key=lambda each: each.maps_.shape[1]))
+    look_back = average.maps_.shape[1]
     padded = [np.pad(each.maps_, ((0, 0), (look_back - each.maps_.shape[1], 0), (0, 0))) for each in forecasters]
     total: Any = sum(padded)  # one map is that of all series
-    made.maps_ = total / len(padded)
-    made.shared_ = all(each.shared_ for each in forecasters)
-    made.n_parameters_ = sum(each.n_parameters_ for each in forecasters)
-    made.penalty_ = [penalty for each in forecasters for penalty in each.penalty_]
-    return made
+    average.maps_ = total / len(padded)
+    average.shared_ = all(each.shared_ for each in forecasters)
+    average.n_parameters_ = sum(each.n_parameters_ for each in forecasters)
+    average.penalty_ = [penalty for each in forecasters for penalty in each.penalty_]
+    return average

@@ -59,15 +59,15 @@ def stretches(missing: np.ndarray, longest: int) -> dict[tuple[int, int], list[i
     Shapes: missing ``(rows, series)``. Series without long runs have one stretch, all rows, and so stay together. Rows
     before the first observed one belong to no stretch.
     """
-    found: dict[tuple[int, int], list[int]] = {}
+    series_by_rows: dict[tuple[int, int], list[int]] = {}
     for series, gaps in enumerate(missing.T):
         begin = 0
         for start, stop in _runs(gaps):
             if stop - start > longest or start == 0:
-                found.setdefault((begin, start), []).append(series)
+                series_by_rows.setdefault((begin, start), []).append(series)
                 begin = stop
-        found.setdefault((begin, len(gaps)), []).append(series)
-    return {rows: series for rows, series in found.items() if rows[0] < rows[1]}
+        series_by_rows.setdefault((begin, len(gaps)), []).append(series)
+    return {rows: series for rows, series in series_by_rows.items() if rows[0] < rows[1]}
 
 
 def scales(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -12,10 +12,10 @@ import pandas as pd
 
 from lagwise.forecasting.gaps import carry_forward, scales
 
-_MIN_SHARE = 0.57  # of the times of a grid that have a row; with fewer, the step is wrong
+_MIN_OCCUPIED_SHARE = 0.57  # of the times of a grid that have a row; with fewer, the step is wrong
 _MONTHS_BETWEEN_ROWS = (1, 2, 3, 4, 6, 12)
 _BUSINESS_DAYS = ("B", "BMS", "BME", "BQS", "BQE")
-_MIN_DEVIATIONS = 4  # in units of noise's autocorrelation: larger ones, of changes, are a season
+_MIN_SEASON_DEVIATIONS = 4  # autocorrelation of changes, in standard deviations of that of noise
 _DAYS_PER_YEAR = 365.2425
 
 #: Makes the times of a calendar from a first one to a last one, or a number of them: ``make(first, last, count)``.
@@ -46,19 +46,19 @@ def regular_grid(times: pd.Index) -> Grid:
     if not isinstance(index, pd.DatetimeIndex):
         values = index.to_numpy()
         rows = rows_a_year(values)
-        first = round(values[0] * rows) / rows if rows and _near(values[:1] * rows).all() else values[0]
+        first = round(values[0] * rows) / rows if rows and _nearly_whole(values[:1] * rows).all() else values[0]
         make = partial(_evenly, step=1 / rows if rows else _step(index))
         return Grid(make(first, values[-1], None).rename(index.name), make)
-    made = [(make(index[0], index[-1], None), make) for make in _calendars(index)]
-    found = [Grid(each.rename(index.name), make) for each, make in made if index.isin(each).all()]
-    found = [grid for grid in found if len(index) >= _MIN_SHARE * len(grid.times)]
+    calendars = [(make(index[0], index[-1], None), make) for make in _calendars(index)]
+    grids = [Grid(each.rename(index.name), make) for each, make in calendars if index.isin(each).all()]
+    grids = [grid for grid in grids if len(index) >= _MIN_OCCUPIED_SHARE * len(grid.times)]
     try:
         make = partial(steps, freq=pd.Timedelta(_step(index)))
-        found.insert(0, Grid(make(index[0], index[-1], None).rename(index.name), make))
+        grids.insert(0, Grid(make(index[0], index[-1], None).rename(index.name), make))
     except ValueError:
-        if not found:
+        if not grids:
             raise
-    return min(found, key=lambda grid: len(grid.times))
+    return min(grids, key=lambda grid: len(grid.times))
 
 
 def steps(first: Any, last: Any, count: int | None, *, freq: Any) -> pd.DatetimeIndex:
@@ -71,15 +71,15 @@ def rows_a_year(values: np.ndarray) -> int | None:
     if values.dtype.kind != "f" or not 1000 < values[0] <= values[-1] < 3000:
         return None
     for rows in (4, 12):
-        places = (values - values[0]) * rows
-        if _near(places).all() and np.median(np.diff(np.round(places))) == 1:
+        positions = (values - values[0]) * rows
+        if _nearly_whole(positions).all() and np.median(np.diff(np.round(positions))) == 1:
             return rows
     return None
 
 
-def _near(places: np.ndarray) -> np.ndarray:
+def _nearly_whole(numbers: np.ndarray) -> np.ndarray:
     """Whether numbers are whole, but for the rounding of years to two decimals."""
-    return np.abs(places - np.round(places)) < 0.2
+    return np.abs(numbers - np.round(numbers)) < 0.2
 
 
 def _calendars(index: pd.DatetimeIndex) -> list[Make]:
@@ -96,9 +96,9 @@ def _months(first: Any, last: Any, count: int | None, *, months: int, day: int, 
     """Make times every so many months on one day, or on the last day of shorter months."""
     start = first.tz_localize(None).to_period("M")
     size = count or (last.tz_localize(None).to_period("M") - start).n // months + 1
-    found = pd.period_range(start, periods=(size - 1) * months + 1, freq="M")[::months]
-    days = pd.to_timedelta(np.minimum(day, found.days_in_month) - 1, unit="D")
-    return (found.to_timestamp() + days + clock).tz_localize(first.tz)
+    periods = pd.period_range(start, periods=(size - 1) * months + 1, freq="M")[::months]
+    days = pd.to_timedelta(np.minimum(day, periods.days_in_month) - 1, unit="D")
+    return (periods.to_timestamp() + days + clock).tz_localize(first.tz)
 
 
 def _evenly(first: Any, last: Any, count: int | None, *, step: Any) -> pd.Index:
@@ -109,12 +109,12 @@ def _evenly(first: Any, last: Any, count: int | None, *, step: Any) -> pd.Index:
 def _step(index: pd.Index) -> Any:
     """Find the most frequent step of sorted times, of which all steps must be multiples."""
     zoned = isinstance(index, pd.DatetimeIndex) and index.tz is not None
-    found = np.diff((index.tz_convert("UTC") if zoned else index).to_numpy())  # type: ignore[missing-attribute]
-    unique, counts = np.unique(found, return_counts=True)
+    differences = np.diff((index.tz_convert("UTC") if zoned else index).to_numpy())  # type: ignore[missing-attribute]
+    unique, counts = np.unique(differences, return_counts=True)
     step = unique[counts.argmax()]
-    multiples = found / step
+    multiples = differences / step
     off = np.abs(multiples - np.round(multiples)) > 1e-6
-    if not off.any() and len(index) >= _MIN_SHARE * (np.round(multiples).sum() + 1):
+    if not off.any() and len(index) >= _MIN_OCCUPIED_SHARE * (np.round(multiples).sum() + 1):
         return step
     row = int(off.argmax() if off.any() else multiples.argmax()) + 1
     step = pd.Timedelta(step) if isinstance(step, np.timedelta64) else step
@@ -139,13 +139,14 @@ def season(frame: pd.DataFrame) -> int:
     for cycle in (days, days.to_period("W")):
         counts = pd.Series(1, index=cycle).groupby(level=0).sum()
         inner = counts.iloc[1:-1] if len(counts) > 2 else counts  # the first and last may be cut
-        if (most := int(inner.median())) > 1:
-            return most
+        if (median_rows := int(inner.median())) > 1:
+            return median_rows
     rows = round(_DAYS_PER_YEAR * (len(times) - 1) / max(1, (times[-1] - times[0]).days))
     return max(1, rows)
 
 
 def _repeating(x: np.ndarray) -> int:
+    """Find the lag at which changes repeat most, by the largest peak of their autocorrelation; 1 for none."""
     changes: Any = np.diff(carry_forward(x), axis=0)
     changes = (changes - changes.mean(0)) / scales(changes)[1]
     size = len(changes)
@@ -157,4 +158,4 @@ def _repeating(x: np.ndarray) -> int:
         if correlation[lag] == correlation[lag - 1 : lag + 2].max()
     ]
     best = max(peaks, key=lambda lag: correlation[lag], default=1)
-    return best if best > 1 and correlation[best] > _MIN_DEVIATIONS / size**0.5 else 1
+    return best if best > 1 and correlation[best] > _MIN_SEASON_DEVIATIONS / size**0.5 else 1

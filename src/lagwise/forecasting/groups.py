@@ -14,7 +14,7 @@ from lagwise.forecasting.unobserved import Stretch
 
 
 class Rows(NamedTuple):
-    """Rows of series ``(rows, series)`` with missing values filled in, and where these were missing."""
+    """A table of series ``(rows, series)`` with missing values filled in, and where these were missing."""
 
     filled: np.ndarray
     missing: np.ndarray
@@ -37,7 +37,7 @@ class Rows(NamedTuple):
         if design.windowless:  # gaps do not matter
             train = [Stretch(x[:begin], gaps[:begin])]
         else:
-            train = usable_rows(x, gaps, design.width, design.look_back, held=(begin, end))
+            train = usable_rows(x, gaps, design.width, design.look_back, held_out=(begin, end))
         if begin == end:
             return Fold(train, [])
         upto = slice(end)
@@ -77,49 +77,49 @@ def fit_groups(design: Design, rows: Rows, cut: int, shared: bool | None, name: 
 
     name: a message's name of the first series that is flagged.
     """
-    count, held = rows.filled.shape[1], len(rows.filled) - cut
+    count, n_held_out = rows.filled.shape[1], len(rows.filled) - cut
     options = [shared] if shared is not None else [True, False]
     if count == 1:
         options = [True]
-    elif len(options) == 2 and not held:
+    elif len(options) == 2 and not n_held_out:
         raise ValueError("shared=None chooses on held-out rows; give shared, or validation above 0")
-    unknown = np.atleast_1d(rows.missing[cut:].all(0)) if held else np.zeros(1, dtype=bool)
+    unknown = np.atleast_1d(rows.missing[cut:].all(0)) if n_held_out else np.zeros(1, dtype=bool)
     if unknown.all() or (unknown.any() and options == [False]):
         raise ValueError(
-            f"the last {held} rows are held out, and {name(unknown)} has no observed value there; give "
+            f"the last {n_held_out} rows are held out, and {name(unknown)} has no observed value there; give "
             "shared=True, other held-out rows by validation, or data that end with observed values"
         )
     if unknown.any():  # no error is known for a separate map of such a series
         options = [True]
-    drawn = len(design.penalties) > 1 and design.spec["name"] in CLOSED_FORM
+    penalised = len(design.penalties) > 1 and design.spec["name"] in CLOSED_FORM
     blocks = held_out_blocks(design, cut, len(rows.filled))
-    found: list[Groups] = []
+    candidates: list[Groups] = []
     for option in options:
-        near = found[0].fits[0] if drawn and found else None
+        near = candidates[0].fits[0] if penalised and candidates else None
         try:
             fits = [rows.fit(design, series, blocks, near=near) for series in _series(count, option)]
         except ValueError:  # one of the series has too few rows for a separate map
-            if found:
+            if candidates:
                 break
             raise
         if near is None or any(min(fit.penalties) < math.inf for fit in fits):
-            found.append(Groups(option, weighted(fits) if held else fits, near))
-    return min(found, key=lambda each: each.error) if len(found) > 1 else found[0]
+            candidates.append(Groups(option, weighted(fits) if n_held_out else fits, near))
+    return min(candidates, key=lambda each: each.error) if len(candidates) > 1 else candidates[0]
 
 
 def held_out_blocks(design: Design, cut: int, end: int) -> list[tuple[int, int]]:
-    """The begin and end of each block of held-out rows, the last one first: the rows after ``cut``, and blocks of as
-    many rows before it, ``design.folds`` together or as many as have a window and leave one of the rows before or after
-    them."""
+    """Compute the begin and end of each block of held-out rows, the last one first: the rows after ``cut``, and blocks
+    of as many rows before it, ``design.folds`` in all, or as many as have a window and leave one in the rows before or
+    after them."""
     size = end - cut
-    found = [(cut, end)]
+    blocks = [(cut, end)]
     for _ in range(design.folds - 1 if size else 0):
-        begin, stop = found[-1][0] - size, found[-1][0]
+        begin, stop = blocks[-1][0] - size, blocks[-1][0]
         windows = stop - max(begin, design.look_back) >= design.horizon
         if not windows or max(begin, end - stop) < design.width:
             break
-        found.append((max(0, begin), stop))
-    return found
+        blocks.append((max(0, begin), stop))
+    return blocks
 
 
 def _series(count: int, shared: bool) -> list[Sequence[int]]:

@@ -9,13 +9,13 @@ import numpy as np
 
 LEVELS = ("mean", "last", "none")
 _SERIES_PER_FFT_BATCH = 256
-_ROWS_PER_BATCH = 256  # of products
+_PRODUCT_ROWS_PER_BATCH = 256
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Second moments of windows of ``look_back`` inputs u and the ``horizon`` targets y that follow them, as sums over
-    the windows.
+    """The second moments of windows of ``look_back`` inputs u and the ``horizon`` targets y that follow them, as sums
+    over the windows.
 
     Shapes: inputs ``sum u u^T`` (look_back, look_back); cross ``sum u y^T`` (look_back, horizon). count is that of the
     windows. Inputs are in temporal order.
@@ -63,25 +63,25 @@ def window_moments(x: np.ndarray | Sequence[np.ndarray], look_back: int, horizon
     """
     from scipy.fft import irfft, next_fast_len, rfft  # not of every install that reads tables
 
-    parts = [np.asarray(part, dtype=np.float64) for part in ([x] if isinstance(x, np.ndarray) else x)]
+    arrays = [np.asarray(array, dtype=np.float64) for array in ([x] if isinstance(x, np.ndarray) else x)]
     width, count, first = look_back + horizon, 0, np.zeros(look_back + horizon)
     heads, tails = [], []
-    for part in parts:
-        m = window_count(len(part), look_back, horizon)
-        n_fft = next_fast_len(len(part) + width, real=True)
-        for start in range(0, part.shape[1], _SERIES_PER_FFT_BATCH):
-            own = part[:, start : start + _SERIES_PER_FFT_BATCH]
-            spectrum = (rfft(own[:m], n_fft, axis=0).conj() * rfft(own, n_fft, axis=0)).sum(1)
+    for array in arrays:
+        m = window_count(len(array), look_back, horizon)
+        n_fft = next_fast_len(len(array) + width, real=True)
+        for start in range(0, array.shape[1], _SERIES_PER_FFT_BATCH):
+            batch = array[:, start : start + _SERIES_PER_FFT_BATCH]
+            spectrum = (rfft(batch[:m], n_fft, axis=0).conj() * rfft(batch, n_fft, axis=0)).sum(1)
             first += irfft(spectrum, n_fft)[:width]
-        heads.append(part[: width - 1])
-        tails.append(part[m : m + width - 1])
-        count += m * part.shape[1]
+        heads.append(array[: width - 1])
+        tails.append(array[m : m + width - 1])
+        count += m * array.shape[1]
     head, tail = (np.concatenate(rows, axis=1) for rows in (heads, tails))
     a = np.empty((look_back, width))
     a[0] = first
-    for begin in range(1, look_back, _ROWS_PER_BATCH):  # above the diagonal, some rows at a time
-        rows, others = slice(begin - 1, min(begin + _ROWS_PER_BATCH, look_back) - 1), slice(begin - 1, None)
-        a[begin : begin + _ROWS_PER_BATCH, begin:] = tail[rows] @ tail[others].T - head[rows] @ head[others].T
+    for begin in range(1, look_back, _PRODUCT_ROWS_PER_BATCH):  # above the diagonal, some rows at a time
+        rows, columns = slice(begin - 1, min(begin + _PRODUCT_ROWS_PER_BATCH, look_back) - 1), slice(begin - 1, None)
+        a[begin : begin + _PRODUCT_ROWS_PER_BATCH, begin:] = tail[rows] @ tail[columns].T - head[rows] @ head[columns].T
     for i in range(1, look_back):
         a[i, i:] += a[i - 1, i - 1 : -1]
         a[i, :i] = a[:i, i]

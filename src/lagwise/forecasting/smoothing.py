@@ -12,10 +12,10 @@ _LEVEL = (0.02, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)
 _TREND_PER_LEVEL = (0.0, 0.02, 0.1, 0.3)  # weights of the trend, as shares of the level's weight
 _DAMPING = (0.98, 0.9, 0.8)
 _SEASON = (0.0, 0.05, 0.15, 0.3, 0.6)
-_MAX_ROWS = 2000  # at the end, to find parameters on
-_MAX_SERIES = 50  # a sample, if there are more, to find parameters on
-_START_ROWS = 10  # for the first level and trend, without a season
-_START_SEASONS = 2  # for the first level and trend, with a season
+_MAX_FITTED_ROWS = 2000  # the last rows, on which parameters are searched
+_MAX_FITTED_SERIES = 50  # the series with the most values
+_START_ROWS = 10  # that estimate the first level and trend, without a season
+_START_SEASONS = 2  # that estimate them with a season
 
 
 class Smoothing(NamedTuple):
@@ -49,22 +49,23 @@ class Smoothing(NamedTuple):
         count = 1 + (self.trend is not None) + (self.period if self.period > 1 else 0)
         rows = np.eye(look_back, look_back + count)[:, :, None]
         first = np.zeros((2 + self.period, look_back + count, 1))
-        places = [0, *([1] if self.trend is not None else []), *(range(2, 2 + self.period) if self.period > 1 else [])]
-        first[places, look_back + np.arange(count), 0] = 1
+        trend_row = [1] if self.trend is not None else []
+        season_rows = range(2, 2 + self.period) if self.period > 1 else []
+        first[[0, *trend_row, *season_rows], look_back + np.arange(count), 0] = 1
         errors: list[np.ndarray] = []
         states = _smooth(rows, [self], (first[0], first[1], first[2:]), errors=errors)
         ahead = np.arange(horizon)
         trend = np.cumsum(self.damping ** (ahead + 1.0))
         season = states.season[(look_back + ahead) % len(states.season)]
-        made = (states.level[None] + trend[:, None, None] * states.trend + season)[:, :, 0]
+        forecasts = (states.level[None] + trend[:, None, None] * states.trend + season)[:, :, 0]
         ahead_errors = np.stack(errors)[:, :, 0]
         best = np.linalg.pinv(ahead_errors[:, look_back:], rcond=1e-8) @ ahead_errors[:, :look_back]
-        return (made[:, :look_back] - made[:, look_back:] @ best).T
+        return (forecasts[:, :look_back] - forecasts[:, look_back:] @ best).T
 
 
 class _States(NamedTuple):
-    """States of a smoothing: sums of squared errors ``(series, variants)``, the states after the last row of the same
-    shape, and the season ``(period, series, variants)``."""
+    """The states of a smoothing: sums of squared errors ``(series, variants)``, the states after the last row of the
+    same shape, and the season ``(period, series, variants)``."""
 
     squares: np.ndarray
     level: np.ndarray
@@ -76,15 +77,14 @@ def fit_smoothing(x: np.ndarray, missing: np.ndarray, period: int) -> Smoothing:
     """Find the variant with the lowest corrected information criterion (AICc) of its errors one row ahead, over all
     series.
 
-    Shapes: x ``(rows, series)`` with missing rows filled, missing alike; the last 2000 rows are used, of at most
-    50 series that have the most rows. Variants have no
-    trend, a trend or a damped one, and a season or none if there are two. The cost is O(rows series variants), with
-    some hundred variants.
+    Shapes: x ``(rows, series)`` with missing rows filled, missing alike; the last 2000 rows are used, of at most 50
+    series that have the most rows. Variants have no trend, a trend or a damped one, and a season or none if there are
+    two. The cost is O(rows series variants), with some hundred variants.
 
     Source: Hyndman et al. 2002 for the choice by information criteria.
     """
-    some = np.argsort(missing.sum(0), kind="stable")[:_MAX_SERIES]
-    x, missing = x[-_MAX_ROWS:, some], missing[-_MAX_ROWS:, some]
+    fullest = np.argsort(missing.sum(0), kind="stable")[:_MAX_FITTED_SERIES]
+    x, missing = x[-_MAX_FITTED_ROWS:, fullest], missing[-_MAX_FITTED_ROWS:, fullest]
     rows = int((~missing).sum())
     best, lowest = Smoothing(1.0), np.inf
     for kind, seasonal in itertools.product(("none", "linear", "damped"), (False, True)):
@@ -101,11 +101,11 @@ def fit_smoothing(x: np.ndarray, missing: np.ndarray, period: int) -> Smoothing:
         ]
         first = _first_states(x[:, :, None], variants[0].period, kind != "none")
         squares = _smooth(x[:, :, None], variants, first, missing).squares.sum(0)
-        place = int(squares.argmin())
-        count = variants[place].parameters * x.shape[1]
-        criterion = rows * np.log(squares[place] / rows + 1e-300) + 2 * count * rows / max(1, rows - count - 1)
+        index = int(squares.argmin())
+        count = variants[index].parameters * x.shape[1]
+        criterion = rows * np.log(squares[index] / rows + 1e-300) + 2 * count * rows / max(1, rows - count - 1)
         if criterion < lowest:
-            best, lowest = variants[place], criterion
+            best, lowest = variants[index], criterion
     return best
 
 
@@ -127,16 +127,16 @@ def _smooth(
     s = np.broadcast_to(first[2], (period, *shape)).copy()
     squares = np.zeros(shape)
     for t in range(len(x)):
-        place = t % period
+        phase = t % period
         damped = damping * b
-        e = x[t] - (a + damped + s[place])
+        e = x[t] - (a + damped + s[phase])
         if missing is not None and missing[t].any():
             e = np.where(missing[t, :, None], 0.0, e)
         squares += e**2
         if errors is not None:
             errors.append(e)
         a, b = a + damped + level * e, damped + b_gain * e
-        s[place] += s_gain * e
+        s[phase] += s_gain * e
     return _States(squares, a, b, s)
 
 
@@ -147,15 +147,15 @@ def _first_states(x: np.ndarray, period: int, trending: bool) -> tuple[np.ndarra
     if period == 1 and not trending:
         return x[0], none[0], none
     size = min(len(x), _START_ROWS if period == 1 else _START_SEASONS * period)
-    rows, places = x[:size], np.arange(size) - (size - 1) / 2
+    rows, times = x[:size], np.arange(size) - (size - 1) / 2
     middle = rows.mean(0)
     slope = none[0]
     if trending and period == 1:
-        slope = np.tensordot(places, rows, 1) / max(places @ places, 1.0)
+        slope = np.tensordot(times, rows, 1) / max(times @ times, 1.0)
     elif trending:
         slope = (rows[period : 2 * period].mean(0) - rows[:period].mean(0)) / period
     if period == 1:
         season = none
     else:
-        season = (rows - middle - places[:, None, None] * slope).reshape(_START_SEASONS, period, *middle.shape).mean(0)
-    return middle + slope * (places[0] - 1), slope, season
+        season = (rows - middle - times[:, None, None] * slope).reshape(_START_SEASONS, period, *middle.shape).mean(0)
+    return middle + slope * (times[0] - 1), slope, season

@@ -11,7 +11,7 @@ from lagwise.forecasting.moments import Moments
 
 #: Penalties to try, relative to the variance of a standardised series.
 PENALTIES = tuple(float(p) for p in np.logspace(-6, 1, 15))
-_MAX_ROUNDS, _RELATIVE_CHANGE = 30, 1e-6  # of a map, below which filling in targets ends
+_MAX_REFILL_ROUNDS, _CONVERGED_CHANGE = 30, 1e-6  # relative change of the map at which refilling targets stops
 
 #: The cross moments of inputs and targets after a map has filled in missing targets.
 Refill = Callable[[np.ndarray], np.ndarray]
@@ -94,12 +94,12 @@ def ridge_path(
 
     for penalty in penalties:
         maps = solved(right, penalty)
-        for _ in range(_MAX_ROUNDS):
+        for _ in range(_MAX_REFILL_ROUNDS):
             if refill is None:
                 break
             before, right = maps, vectors.T @ kernel_right(refill(maps), kernels) / scale
             maps = solved(right, penalty)
-            if np.linalg.norm(maps - before) <= _RELATIVE_CHANGE * np.linalg.norm(maps):
+            if np.linalg.norm(maps - before) <= _CONVERGED_CHANGE * np.linalg.norm(maps):
                 break
         yield maps
 

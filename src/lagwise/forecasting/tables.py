@@ -11,10 +11,17 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from lagwise.data.find import find
 from lagwise.data.numbers import decimal_separator, is_missing, usual_decimal
-from lagwise.data.reading import check_spreadsheet, inner_suffix, without_pipe
-from lagwise.data.row_files import RECORDS, TEXT_TABLES, read_columns, read_table
-from lagwise.data.text_tables import read_head, read_text_table
+from lagwise.data.reading import (
+    RECORDS,
+    TEXT_TABLES,
+    inner_suffix,
+    read_columns,
+    read_head,
+    read_table,
+    read_text_table,
+)
 from lagwise.files import one_line
 from lagwise.forecasting.cells import (
     find_ids,
@@ -28,7 +35,7 @@ from lagwise.forecasting.grids import Grid
 from lagwise.forecasting.times import regular_times
 from lagwise.tables import known, shown
 
-_MIN_VALUES = 3  # of a series
+_MIN_VALUES = 3  # per series of a long table
 _DECIMAL_OF_THOUSANDS = {",": ".", ".": ",", " ": None, "'": None, None: None}
 
 
@@ -64,7 +71,7 @@ class SeriesTable:
         return np.where(at >= 0, np.take_along_axis(x, at.clip(0), axis=0), np.nan)
 
     def next_times(self, count: int, end: int | None = None) -> pd.Index:
-        """The times of the next rows, by default after all rows."""
+        """Return the times of the next rows, by default after all rows."""
         after = self.grid.following(count)
         return after if end is None else self.frame.index[end:].append(after)[:count]
 
@@ -118,45 +125,46 @@ def read_series(
     frame, usual, notes = _frame(data)
     if frame.empty or frame.shape[1] < 2:
         raise ValueError(f"{name} has no rows, or no column besides the times")
-    given = [*(ids or ()), *(columns or ()), *([target] if target is not None else [])]
-    frame = without_row_numbers(frame, [time, *given])
+    named = [*(ids or ()), *(columns or ()), *([target] if target is not None else [])]
+    frame = without_row_numbers(frame, [time, *named])
     names = list(frame.columns)
     time = find_time(frame, ids or ()) if time is None else known(time, names, "column of times")
-    rest = [each for each in names if each != time]
-    found = find_ids(frame, time, rest) if ids is None and columns is None else []
-    ids = [known(each, rest, "column of ids") for each in ids or found]
-    others = [each for each in rest if each not in ids]
+    not_time = [each for each in names if each != time]
+    inferred_ids = find_ids(frame, time, not_time) if ids is None and columns is None else []
+    ids = [known(each, not_time, "column of ids") for each in ids or inferred_ids]
+    not_ids = [each for each in not_time if each not in ids]
     if ids and target is None:
-        target = only_number(frame, others)
-    if found:
+        target = only_number(frame, not_ids)
+    if inferred_ids:
         notes.append(f"series are told apart by {ids[0]!r}; the column to forecast is {target!r}")
-    wanted = [target] if target is not None else columns
-    chosen = others if wanted is None else [known(each, rest, "column") for each in wanted]
-    if not chosen:
+    requested = [target] if target is not None else columns
+    selected = not_ids if requested is None else [known(each, not_time, "column") for each in requested]
+    if not selected:
         raise ValueError(f"{name} has no column to forecast besides {time!r}")
     try:
-        texts = [frame[each] for each in chosen if not pd.api.types.is_numeric_dtype(frame[each])]
+        texts = [frame[each] for each in selected if not pd.api.types.is_numeric_dtype(frame[each])]
         mark = decimal or decimal_separator([each.dropna().astype(str).tolist() for each in texts], usual)
-        values = [to_numbers(frame[each], mark, missing or ()) for each in chosen]
+        values = [to_numbers(frame[each], mark, missing or ()) for each in selected]
     except ValueError:
-        regular_times(frame[time], date_order=date_order)  # a wrong column of times is what to name first
+        regular_times(frame[time], date_order=date_order)  # a wrong column of times is reported first
         raise
-    some: np.ndarray = np.atleast_1d(~np.isnan(np.stack(values)).all(0))
-    places, read = _place_rows(frame, time, ids, some, date_order)
-    notes += [*read, *(note for pair in zip(chosen, values, strict=True) for note in outlier_notes(*pair))]
-    size = int(places.rows[some].max()) + 1
-    x = np.concatenate([places.spread(own) for own in values], axis=1)[:size]
-    full = pd.DataFrame(x, places.grid.times[:size], places.names if ids else chosen)
-    kept = np.flatnonzero(full.count() >= (_MIN_VALUES if ids else 0))
-    if not len(kept):
-        raise ValueError(f"no series has {_MIN_VALUES} values; {shown(places.names[0])} has {full.iloc[:, 0].count()}")
-    for each in full.columns.delete(kept):
+    has_value: np.ndarray = np.atleast_1d(~np.isnan(np.stack(values)).all(0))
+    positions, time_notes = _locate_rows(frame, time, ids, has_value, date_order)
+    notes += [*time_notes, *(note for pair in zip(selected, values, strict=True) for note in outlier_notes(*pair))]
+    size = int(positions.rows[has_value].max()) + 1
+    x = np.concatenate([positions.spread(numbers) for numbers in values], axis=1)[:size]
+    full = pd.DataFrame(x, positions.grid.times[:size], positions.names if ids else selected)
+    long_enough = np.flatnonzero(full.count() >= (_MIN_VALUES if ids else 0))
+    if not len(long_enough):
+        name = shown(positions.names[0])
+        raise ValueError(f"no series has {_MIN_VALUES} values; {name} has {full.iloc[:, 0].count()}")
+    for each in full.columns.delete(long_enough):
         notes.append(f"series {each!r} has fewer than {_MIN_VALUES} values; no forecast is made")
-    full = full.iloc[:, kept]
+    full = full.iloc[:, long_enough]
     if ids:
         _check_steps(full)
-    keys = places.ids.iloc[kept].reset_index(drop=True) if ids else None
-    table = SeriesTable(full, (), Grid(full.index, places.grid.make), keys, chosen[0] if ids else "")
+    keys = positions.ids.iloc[long_enough].reset_index(drop=True) if ids else None
+    table = SeriesTable(full, (), Grid(full.index, positions.grid.make), keys, selected[0] if ids else "")
     return replace(table, notes=(*notes, *_gap_notes(table)))
 
 
@@ -170,8 +178,8 @@ def table_columns(path: str | Path) -> list[str] | None:
     return None
 
 
-class _Places(NamedTuple):
-    """Place of each row of a table: the index of its series and of its time, -1 for a time that is not on the grid,
+class _RowPositions(NamedTuple):
+    """Position of each row of a table: the index of its series and of its time, -1 for a time that is not on the grid,
     with the ids ``(series, ids)`` and names of the series (one if it is no long table) and the grid of times."""
 
     ids: pd.DataFrame
@@ -182,35 +190,35 @@ class _Places(NamedTuple):
 
     def spread(self, values: np.ndarray) -> np.ndarray:
         """Arrange one value per row as ``(times, series)``, NaN where the table has none."""
-        made = np.full((len(self.grid.times), len(self.names)), np.nan)
-        there = self.rows >= 0
-        made[self.rows[there], self.series[there]] = values[there]
-        return made
+        spread = np.full((len(self.grid.times), len(self.names)), np.nan)
+        on_grid = self.rows >= 0
+        spread[self.rows[on_grid], self.series[on_grid]] = values[on_grid]
+        return spread
 
 
-def _place_rows(
-    frame: pd.DataFrame, time: str, ids: Sequence[str], some: np.ndarray, date_order: str | None
-) -> tuple[_Places, tuple[str, ...]]:
-    """Find the series and time of each row, and notes. All series share one grid, on which each row with ``some`` value
-    is. ValueError for a row without an id, and a time that occurs twice in a series."""
+def _locate_rows(
+    frame: pd.DataFrame, time: str, ids: Sequence[str], has_value: np.ndarray, date_order: str | None
+) -> tuple[_RowPositions, tuple[str, ...]]:
+    """Find the series and time of each row, and return notes too. All series share one grid, which contains the time of
+    each row that ``has_value``. ValueError for a row without an id, and a time that occurs twice in a series."""
     if (missing := frame[ids].isna().to_numpy()).any():
-        row, place = np.argwhere(missing)[0]
-        raise ValueError(f"column {ids[place]!r} has no value in row {row + 1}; every row needs the id of its series")
+        row, index = np.argwhere(missing)[0]
+        raise ValueError(f"column {ids[index]!r} has no value in row {row + 1}; every row needs the id of its series")
     series = frame.groupby(list(ids), sort=False).ngroup().to_numpy() if ids else np.zeros(len(frame), dtype=int)
     keys = frame[ids].iloc[np.unique(series, return_index=True)[1]].reset_index(drop=True)
     names = [" / ".join(str(value).strip() for value in row) for row in keys.itertuples(index=False)] or [""]
-    times, grid, notes = regular_times(frame[time], some, date_order)
-    again = pd.DataFrame({"series": series, "time": times}).duplicated().to_numpy()
-    if again.any():
-        row = int(again.argmax())
+    times, grid, notes = regular_times(frame[time], has_value, date_order)
+    repeated = pd.DataFrame({"series": series, "time": times}).duplicated().to_numpy()
+    if repeated.any():
+        row = int(repeated.argmax())
         raise ValueError(
             f"{f'series {names[series[row]]!r}: ' if ids else ''}column {time!r} has {times[row]} more than once; keep "
             "one row for each time, name the columns that tell series apart with `id`, join date and time if they are "
             "in several columns, and write local times with their UTC offset if the clock was changed"
         )
-    longer = grid.make(grid.times[0], max(times.max(), grid.times[-1]), None).rename(time)
-    rows = longer.get_indexer(times, method=None if isinstance(times, pd.DatetimeIndex) else "nearest")
-    return _Places(keys, names, Grid(longer, grid.make), series, rows), notes
+    all_times = grid.make(grid.times[0], max(times.max(), grid.times[-1]), None).rename(time)
+    rows = all_times.get_indexer(times, method=None if isinstance(times, pd.DatetimeIndex) else "nearest")
+    return _RowPositions(keys, names, Grid(all_times, grid.make), series, rows), notes
 
 
 def _gap_notes(table: SeriesTable) -> list[str]:
@@ -225,7 +233,7 @@ def _gap_notes(table: SeriesTable) -> list[str]:
 
 
 def _check_steps(frame: pd.DataFrame) -> None:
-    """ValueError for a series all of whose steps are multiples of several times of the grid that it shares."""
+    """Raise ValueError for a series all of whose steps are multiples of several times of the grid that it shares."""
     for name, observed in frame.notna().items():
         gcd = np.gcd.reduce(np.diff(np.flatnonzero(observed)))
         if gcd > 1 and observed.sum() > _MIN_VALUES:
@@ -236,15 +244,14 @@ def _check_steps(frame: pd.DataFrame) -> None:
 
 
 def _frame(data: Any) -> tuple[pd.DataFrame, str | None, list[str]]:
-    """Read a table, of text files as text; the decimal separator that is usual in it, and notes on lines that are no
+    """Read a table, text files as text, and return with it its usual decimal separator and notes on lines that are no
     rows."""
     if isinstance(data, str | Path):
         path = Path(data)
         if path.is_dir() or not path.exists():
             raise FileNotFoundError(f"no file {str(path)!r}; give the path of a table")
-        path = without_pipe(path, ".csv")
+        path = find(str(path), ".csv").path
         try:
-            check_spreadsheet(path)
             if inner_suffix(path) not in RECORDS:
                 table = read_text_table(path, titles=True)
                 frame = pd.DataFrame(table.columns, dtype=str)

@@ -23,7 +23,7 @@ class Times(NamedTuple):
     notes: tuple[str, ...]
 
 
-def regular_times(column: pd.Series, some: np.ndarray | None = None, date_order: str | None = None) -> Times:
+def regular_times(column: pd.Series, has_value: np.ndarray | None = None, date_order: str | None = None) -> Times:
     """Read the times of a column and find their regular grid (`lagwise.forecasting.grids.regular_grid`).
 
     Text is read by one rule for the whole column: ISO 8601; three numbers in the order ``date_order``; months by name,
@@ -35,7 +35,7 @@ def regular_times(column: pd.Series, some: np.ndarray | None = None, date_order:
 
     Args:
         column: The times, in any order. A time may occur several times.
-        some: Whether each row has any value, by default all. Only these rows determine the grid.
+        has_value: Whether each row has any value, by default all. Only these rows determine the grid.
         date_order: ``day``, ``month`` or ``year``: what a date of three numbers begins with.
 
     ValueError names the place of a time that cannot be read or is on no regular grid, and dates that may be read in
@@ -44,17 +44,17 @@ def regular_times(column: pd.Series, some: np.ndarray | None = None, date_order:
     if date_order is not None:
         known(date_order, DATE_ORDERS, "date_order")
     readings, note = read_dates(column, date_order)
-    some = np.ones(len(column), dtype=bool) if some is None or not some.any() else some
-    found, failures = [], []
+    has_value = np.ones(len(column), dtype=bool) if has_value is None or not has_value.any() else has_value
+    readable, failures = [], []
     for order, times in readings.items():
         try:
-            found.append((order, times, _grid(times.rename(column.name), some)))
+            readable.append((order, times, _grid(times.rename(column.name), has_value)))
         except ValueError as error:
             failures.append(error)
-    if not found:
+    if not readable:
         raise failures[0]
-    shortest = min(len(grid.times) for *_, grid in found)
-    best = [each for each in found if len(each[2].times) == shortest]
+    shortest = min(len(grid.times) for *_, grid in readable)
+    best = [each for each in readable if len(each[2].times) == shortest]
     if len(best) > 1:
         raise ValueError(
             f"column {column.name!r} has dates such as {column.iloc[0]!r}, which may have the "
@@ -74,14 +74,14 @@ def plain_times(times: Iterable[Any]) -> list[Any]:
     return [text.removesuffix(midnight) for text in texts] if all(t.endswith(midnight) for t in texts) else texts
 
 
-def _grid(times: pd.Index, some: np.ndarray) -> Grid:
-    """Find the grid of the times of ``some`` rows, or if these have none, of all."""
-    kept = times[some].unique()
-    if len(kept) < _MIN_TIMES:
-        raise ValueError(f"column {times.name!r} has {len(kept)} different times; at least {_MIN_TIMES} are needed")
+def _grid(times: pd.Index, has_value: np.ndarray) -> Grid:
+    """Find the grid of the times of the rows with a value, or if they are on none, of all rows."""
+    distinct = times[has_value].unique()
+    if len(distinct) < _MIN_TIMES:
+        raise ValueError(f"column {times.name!r} has {len(distinct)} different times; at least {_MIN_TIMES} are needed")
     try:
-        return regular_grid(kept)
+        return regular_grid(distinct)
     except ValueError:
-        if some.all():
+        if has_value.all():
             raise
         return regular_grid(times.unique())

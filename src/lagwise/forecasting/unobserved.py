@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from lagwise.forecasting.errors import forecast_errors, most_windows, some_windows
+from lagwise.forecasting.errors import forecast_errors, max_windows, spaced_windows
 from lagwise.forecasting.moments import window_count
 
 _TARGETS_PER_CHUNK = 4096
@@ -23,7 +23,7 @@ class Stretch(NamedTuple):
 
 
 class Unobserved:
-    """Missing targets of all windows of some stretches.
+    """The missing targets of all windows of some stretches.
 
     A missing row r is target h of the window whose inputs are the rows ``r - h - look_back`` to ``r - h - 1``, if the
     stretch has that window. All these inputs are among the ``look_back + horizon - 1`` rows before r, so the forecasts
@@ -34,23 +34,23 @@ class Unobserved:
 
     def __init__(self, stretches: Sequence[Stretch], look_back: int, horizon: int):
         self.horizon, self._width = horizon, look_back + horizon - 1
-        places, values, used, count = [], [], [], 0
+        positions, values, weights, count = [], [], [], 0
         for filled, missing in stretches:
             windows = window_count(len(filled), look_back, horizon)
             series = np.flatnonzero(missing[look_back:].any(0))
             size = len(filled) + horizon - 1  # the series with zeros before it, for windows that would begin earlier
-            rows, own = np.nonzero(missing[look_back:, series])
-            places.append(count + own * size + self._width + rows)
+            rows, columns = np.nonzero(missing[look_back:, series])
+            positions.append(count + columns * size + self._width + rows)
             values.append(np.pad(filled[:, series], ((horizon - 1, 0), (0, 0))).T.ravel())
             # Windows, marked by 1 beside their first target.
-            own = np.ones((windows, len(series)))
-            used.append(np.pad(own, ((self._width, horizon - 1), (0, 0))).T.ravel())
+            has_window = np.ones((windows, len(series)))
+            weights.append(np.pad(has_window, ((self._width, horizon - 1), (0, 0))).T.ravel())
             count += size * len(series)
-        self._places = np.concatenate(places).astype(int)
-        self._values, self._weights = np.concatenate(values), np.concatenate(used)
+        self._positions = np.concatenate(positions).astype(int)
+        self._values, self._weights = np.concatenate(values), np.concatenate(weights)
 
     def __bool__(self) -> bool:
-        return len(self._places) > 0
+        return len(self._positions) > 0
 
     def cross(self, maps: np.ndarray) -> np.ndarray:
         """Sum ``u (f - y)`` over the filled targets y, their windows' inputs u and forecasts f: added to
@@ -58,10 +58,10 @@ class Unobserved:
         shifted = np.zeros((self._width, self.horizon))
         for inputs, weights, errors in self._errors(maps):
             shifted += inputs.T @ (weights * errors)
-        made = np.empty_like(maps)
+        cross = np.empty_like(maps)
         for h, rows in self._rows(len(maps)):
-            made[:, h] = shifted[rows, h]
-        return made
+            cross[:, h] = shifted[rows, h]
+        return cross
 
     def _errors(self, maps: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Yield inputs ``(targets, Q)``, weights and errors ``(targets, horizon)`` of a map, some thousand targets at a
@@ -73,11 +73,11 @@ class Unobserved:
             shifted[rows, h] = maps[:, h]
         before = sliding_window_view(self._values, self._width)
         weights = sliding_window_view(self._weights, self.horizon)
-        for start in range(0, len(self._places), _TARGETS_PER_CHUNK):
-            places = self._places[start : start + _TARGETS_PER_CHUNK]
-            inputs = before[places - self._width]
-            errors = inputs @ shifted - self._values[places][:, None]
-            yield inputs, weights[places - self.horizon + 1][:, ::-1], errors
+        for start in range(0, len(self._positions), _TARGETS_PER_CHUNK):
+            positions = self._positions[start : start + _TARGETS_PER_CHUNK]
+            inputs = before[positions - self._width]
+            errors = inputs @ shifted - self._values[positions][:, None]
+            yield inputs, weights[positions - self.horizon + 1][:, ::-1], errors
 
     def _rows(self, look_back: int) -> Iterator[tuple[int, slice]]:
         """Yield for each column h of a map with this look-back the rows of S, which end where those of the longest
@@ -87,7 +87,7 @@ class Unobserved:
 
 
 class HeldOut(NamedTuple):
-    """Held-out windows, on which maps are compared: stretches of rows, and the longest look-back of a map."""
+    """The held-out windows on which maps are compared: stretches of rows, and the longest look-back of a map."""
 
     stretches: Sequence[Stretch]
     look_back: int
@@ -98,18 +98,18 @@ class HeldOut(NamedTuple):
 
         Shapes: a map ``(look_back, horizon)``.
         """
-        found, count = np.zeros((len(maps), len(maps))), 0.0
+        products, count = np.zeros((len(maps), len(maps))), 0.0
         for stretch in self.stretches:
             every = [self._errors(stretch, each) for each in maps]
             for errors in zip(*every, strict=True):
-                found += np.array([[np.nansum(one * other) for _, other in errors] for _, one in errors])
+                products += np.array([[np.nansum(one * other) for _, other in errors] for _, one in errors])
                 count += np.count_nonzero(~np.isnan(errors[0][1]))
-        return found, float(count)
+        return products, float(count)
 
     def _errors(self, stretch: Stretch, maps: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         look_back, horizon = maps.shape
         rows = slice(self.look_back - look_back, None)
         filled, targets = stretch.filled[rows], np.where(stretch.missing, np.nan, stretch.filled)[rows]
-        most = _COMPARED_PER_INTERVAL_WINDOW * most_windows(horizon, filled.shape[1])
-        chosen = some_windows(len(filled), look_back, horizon, most)
-        return forecast_errors([maps], filled, targets, chosen)
+        max_count = _COMPARED_PER_INTERVAL_WINDOW * max_windows(horizon, filled.shape[1])
+        starts = spaced_windows(len(filled), look_back, horizon, max_count)
+        return forecast_errors([maps], filled, targets, starts)

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MAX_PLOTTED_SERIES = 8
-_PLOTTED_HORIZONS = 3  # of the history
+_PLOTTED_HISTORY_HORIZONS = 3
 
 
 def check_names(names: Sequence[str]) -> None:
     """Raise ValueError if a series has the name that an end of another one's intervals gets."""
-    taken = {f"{name}_{end}": name for name in names for end in ("lower", "upper")}
-    if both := next((name for name in names if name in taken), None):
-        raise ValueError(f"series {both!r} has the name that intervals of {taken[both]!r} get; rename or omit it")
+    interval_of = {f"{name}_{end}": name for name in names for end in ("lower", "upper")}
+    if both := next((name for name in names if name in interval_of), None):
+        raise ValueError(f"series {both!r} has the name that intervals of {interval_of[both]!r} get; rename or omit it")
 
 
 def write_forecast(table: SeriesTable, forecaster: LagForecaster, out: Path) -> tuple[pd.DataFrame, Path | str]:
@@ -46,43 +46,44 @@ def write_forecast(table: SeriesTable, forecaster: LagForecaster, out: Path) -> 
     if not np.isfinite(values).all():
         name = table.frame.columns[int(np.isfinite(values).all(0).argmin())]
         raise ValueError(f"forecasts of series {name!r} exceed floating-point numbers; divide it by its largest value")
-    parts = {"": values, "_lower": lower, "_upper": upper}
-    made = _long(table, parts) if table.ids is not None else _wide(table, parts)
+    by_suffix = {"": values, "_lower": lower, "_upper": upper}
+    written = _long(table, by_suffix) if table.ids is not None else _wide(table, by_suffix)
     plot = out.with_suffix(".png")
     with saved_whole(out.parent, out.name) as partial:
-        made.to_csv(partial / out.name)
+        written.to_csv(partial / out.name)
     if find_spec("matplotlib") is None:
-        return made, "for a plot, pip install 'lagwise[plot]'"
+        return written, "for a plot, pip install 'lagwise[plot]'"
     try:
         with saved_whole(out.parent, plot.name) as partial:
-            last = table.ends == len(table.frame)  # series that end earlier are not drawn
+            last = table.ends == len(table.frame)  # series that end earlier are not plotted
             times = table.next_times(len(values))
-            drawn = values[:, last], (lower[:, last], upper[:, last])
-            figure = forecast_figure(table.frame.loc[:, last], times, *drawn, forecaster.coverage)
+            plotted = values[:, last], (lower[:, last], upper[:, last])
+            figure = forecast_figure(table.frame.loc[:, last], times, *plotted, forecaster.coverage)
             figure.savefig(partial / plot.name, dpi=130)
             close(figure)
     except (OSError, ValueError, OverflowError) as error:  # matplotlib cannot draw the largest numbers
-        return made, f"no plot ({one_line(error)})"
-    return made, plot
+        return written, f"no plot ({one_line(error)})"
+    return written, plot
 
 
-def _wide(table: SeriesTable, parts: Mapping[str, np.ndarray]) -> pd.DataFrame:
-    """Arrange forecasts with a column for each series and part."""
-    times = plain_times(table.next_times(len(parts[""])))
-    columns = {f"{name}{end}": x[:, i] for i, name in enumerate(table.frame.columns) for end, x in parts.items()}
+def _wide(table: SeriesTable, by_suffix: Mapping[str, np.ndarray]) -> pd.DataFrame:
+    """Arrange forecasts with a column for each series and suffix."""
+    times = plain_times(table.next_times(len(by_suffix[""])))
+    names = enumerate(table.frame.columns)
+    columns = {f"{name}{suffix}": x[:, i] for i, name in names for suffix, x in by_suffix.items()}
     return pd.DataFrame(columns, index=pd.Index(times, name=table.frame.index.name))
 
 
-def _long(table: SeriesTable, parts: Mapping[str, np.ndarray]) -> pd.DataFrame:
+def _long(table: SeriesTable, by_suffix: Mapping[str, np.ndarray]) -> pd.DataFrame:
     """Arrange forecasts with a row for each series and time, indexed by the ids."""
     assert table.ids is not None
-    horizon, series = parts[""].shape
+    horizon, series = by_suffix[""].shape
     times = {end: plain_times(table.next_times(horizon, end)) for end in set(table.ends)}
-    made = table.ids.loc[np.repeat(np.arange(series), horizon)].reset_index(drop=True)
-    made[str(table.frame.index.name)] = [at for end in table.ends for at in times[end]]
-    for end, x in parts.items():
-        made[f"{table.target}{end}"] = x.T.ravel()
-    return made.set_index(list(table.ids.columns))
+    forecasts = table.ids.loc[np.repeat(np.arange(series), horizon)].reset_index(drop=True)
+    forecasts[str(table.frame.index.name)] = [at for end in table.ends for at in times[end]]
+    for suffix, x in by_suffix.items():
+        forecasts[f"{table.target}{suffix}"] = x.T.ravel()
+    return forecasts.set_index(list(table.ids.columns))
 
 
 def forecast_figure(history: pd.DataFrame, times: Any, forecast: np.ndarray, interval: Any, coverage: float) -> Figure:
@@ -94,7 +95,7 @@ def forecast_figure(history: pd.DataFrame, times: Any, forecast: np.ndarray, int
     from matplotlib.dates import ConciseDateFormatter
 
     count = min(_MAX_PLOTTED_SERIES, history.shape[1])
-    shown = history.iloc[-max(_PLOTTED_HORIZONS * len(times), 20) :]
+    shown = history.iloc[-max(_PLOTTED_HISTORY_HORIZONS * len(times), 20) :]
     columns = 1 if count <= 4 else 2
     rows = -(-count // columns)
     figure, grid = pyplot().subplots(

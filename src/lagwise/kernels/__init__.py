@@ -1,22 +1,18 @@
-"""Lag kernels: parametrisations of k(lag), one per file."""
+"""Lag kernels: parametrisations of k(lag)."""
 
 from lagwise.kernels.base import LagKernel
-from lagwise.kernels.cema import CEMAKernel
-from lagwise.kernels.diagonal import DiagonalKernel
-from lagwise.kernels.dss import DSSKernel
-from lagwise.kernels.ema import EMAKernel
+from lagwise.kernels.diagonal import DiagonalKernel, ModalKernel
+from lagwise.kernels.ema import CEMAKernel, EMAKernel
 from lagwise.kernels.free import FreeKernel
 from lagwise.kernels.frequency import FrequencyKernel
 from lagwise.kernels.hyena import HyenaKernel
-from lagwise.kernels.modal import ModalKernel
-from lagwise.kernels.network import KernelLinear, KernelNetwork
-from lagwise.kernels.rpe import RPEKernel
+from lagwise.kernels.rpe import KernelLinear, KernelNetwork, RPEKernel
 from lagwise.kernels.s4 import S4Kernel
-from lagwise.kernels.s4d import S4DKernel
+from lagwise.kernels.s4d import DSSKernel, S4DKernel
 from lagwise.kernels.sgconv import SGConvKernel
 from lagwise.kernels.spectral import SpectralKernel
 from lagwise.kernels.warped import WarpedKernel
-from lagwise.outside import Parts
+from lagwise.outside import Registry
 
 _OWN: dict[str, type[LagKernel]] = {
     "rpe": RPEKernel,
@@ -33,7 +29,7 @@ _OWN: dict[str, type[LagKernel]] = {
     "hyena": HyenaKernel,
     "spectral": SpectralKernel,
 }
-KERNELS = Parts("kernel", LagKernel, "lagwise.kernels", _OWN)
+KERNELS = Registry("kernel", LagKernel, "lagwise.kernels", _OWN)
 
 
 def register_kernel(name: str, kernel: type[LagKernel]) -> None:

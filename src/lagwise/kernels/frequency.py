@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.kernels.base import LagKernel, joined_sides
-from lagwise.kernels.network import KernelNetwork
+from lagwise.kernels.rpe import KernelNetwork
 from lagwise.ops.constants import cached_tables, table_device
-from lagwise.ops.frequencies import inverse_of_parts
 from lagwise.ops.operation import exporting, in_graph
+from lagwise.ops.toeplitz.spectral import inverse_of_parts
 from lagwise.tables import known
 
 INPUTS = ("cos", "omega")

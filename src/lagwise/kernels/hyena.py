@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.kernels.base import LagKernel, negligible
-from lagwise.kernels.network import KernelLinear
+from lagwise.kernels.rpe import KernelLinear
 from lagwise.tables import check_integer
 
 _FAST, _SLOW, _TARGET = 0.3, 1.5, 0.01  # shares of the span after which the windows have decayed to the target
@@ -95,19 +95,14 @@ class HyenaKernel(LagKernel):
         return math.ceil(-math.log(negligible(self.precision(self.last))) / slowest * (self.span - 1)) + 1
 
     def taps(self, length: int) -> Tensor:
-        return self.at(self.lags(length, self.last.device))
-
-    def at(self, lags: Tensor) -> Tensor:
-        """See `LagKernel.at`: only the requested lags are computed."""
-        inside = (lags >= (0 if self.causal else 1 - self.support)) & (lags < self.support)
-        values = self._values(lags)
-        return values * inside + self.direct.to(values.dtype)[:, None] * (lags == 0)
+        lags = self.lags(length, self.last.device)
+        return self.with_local(self._values(lags), lags)
 
     def smooth_at(self, lags: Tensor) -> Tensor:
         """See `LagKernel.smooth_at`: without the direct part. ValueError for shifted windows, which end abruptly."""
         if self.shift:
             raise ValueError("a hyena kernel with shift ends abruptly at its span, which interpolation cannot follow")
-        return self._values(lags)
+        return self._values(lags) * (lags.abs() < self.support)
 
     def _values(self, lags: Tensor) -> Tensor:
         dtype = self.precision(self.last)

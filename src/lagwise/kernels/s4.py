@@ -77,7 +77,7 @@ class S4Kernel(LagKernel):
             direct = torch.zeros_like(after)
             direct[:, 0] = self.direct.to(after.dtype)
             after = after + direct
-            return joined_sides(after, *before) if before else after
+            return joined_sides(after, *before)
 
     def _generating(self) -> Tensor:
         """K at the roots of unity from angle 0 to pi, ``(directions, channels, span / 2 + 1)``."""

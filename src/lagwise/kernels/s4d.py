@@ -1,4 +1,4 @@
-"""The kernel of S4D: a diagonal state space in continuous time."""
+"""The kernels of S4D and DSS: diagonal state spaces in continuous time."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lagwise.kernels.diagonal import DiagonalKernel
-from lagwise.ops import Modes
+from lagwise.kernels.diagonal import DiagonalKernel, Side
 from lagwise.ops.recurrence import mean_exponential, zoh_tokens
 from lagwise.tables import check_integer, known
 
-STARTS, RULES = ("lin", "inv", "legs"), ("zoh", "bilinear")
+STARTS, RULES, NORMALIZATIONS = ("lin", "inv", "legs"), ("zoh", "bilinear"), ("exp", "softmax")
 _MIN_STEP, _MAX_STEP = 1e-3, 0.1  # initial time per token
 
 
@@ -65,15 +64,14 @@ class S4DKernel(DiagonalKernel):
             self.amplitude.normal_(std=0.5**0.5)
             self.direct.normal_()
 
-    def sides(self) -> list[Modes]:
-        """See `DiagonalKernel.sides`. Poles are in float64: rounded to float32, those near 1 would be off by much of
-        their decay."""
+    def sides(self) -> list[Side]:
         dtype = self.precision(self.rate)
         with torch.autocast(self.rate.device.type, enabled=False):
-            poles, scale = self._sampled(*self._continuous())
-            amplitude = torch.view_as_complex(self.amplitude.to(dtype).contiguous())
-            weights = amplitude * scale.to(amplitude.dtype)
-        return [Modes(poles, w, self.direct.to(dtype) * (i == 0)) for i, w in enumerate(weights)]
+            a, step = self._continuous()
+            exponent, scale = self._sampled(a, step)
+            weight = torch.view_as_complex(self.amplitude.to(dtype).contiguous())
+            weight = torch.view_as_real(weight * scale.to(weight.dtype))
+        return [(-exponent.real, exponent.imag, w, self.direct.to(dtype) * (i == 0)) for i, w in enumerate(weight)]
 
     def _continuous(self) -> tuple[Tensor, Tensor]:
         """A ``(channels, modes)`` and the time of a token ``(channels, 1)``."""
@@ -81,17 +79,57 @@ class S4DKernel(DiagonalKernel):
         return a, self.log_step.double().exp()[:, None] * self.token_time
 
     def modes_at(self, times: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """See `DiagonalKernel.modes_at`; by the rule of this kernel, whose poles do not tell its angles."""
+        """See `DiagonalKernel.modes_at`; by the rule of this kernel."""
         a, step = self._continuous()
         exponent = (a * step).to(self._weight_type())
         return [(zoh_tokens if self.rule == "zoh" else _bilinear_tokens)(exponent, time) for time in times]
 
     def _sampled(self, a: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
-        """Poles, and the factor of C: a pair of conjugate poles is one mode with twice the weight."""
+        """Logarithms of the poles, and the factor of C: a pair of conjugate poles is one mode with twice the weight."""
         if self.rule == "bilinear":
-            below = 1 - a * step / 2
-            return (1 + a * step / 2) / below, 2 * step / below
-        return (a * step).exp(), 2 * step * mean_exponential(a * step)
+            return 2 * torch.atanh(a * step / 2), 2 * step / (1 - a * step / 2)
+        return a * step, 2 * step * mean_exponential(a * step)
+
+
+class DSSKernel(S4DKernel):
+    """A diagonal state space defined by its eigenvalues (Gupta, Gu and Berant 2022, proposition 1).
+
+    Formula: ``k(l) = Re sum_i (w_i / A_i) s_i(l)``, and D is added at lag 0, with
+        exp: ``s_i(l) = (exp(A_i dt) - 1) exp(A_i dt l)``;
+        softmax: ``s_i(l) = exp(A_i dt l) / sum_{m < span} exp(A_i dt m)``.
+
+    Options:
+        modes: pairs of conjugate poles.
+        start: initial eigenvalues, as in `S4DKernel`.
+        normalization: ``exp`` or ``softmax``.
+        span: number of lags in the softmax's sum. The published span is the length of each input, so that the kernel
+            depends on it; here it is fixed, and the kernel is the same for every length.
+
+    Real parts are negative in both forms (in the paper, only for ``exp``), so that lags beyond the span decay.
+    ValueError for options out of range.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        causal: bool = True,
+        modes: int = 32,
+        start: str = "legs",
+        normalization: str = "exp",
+        span: int = 1024,
+    ):
+        super().__init__(channels, causal=causal, modes=modes, start=start)
+        self.any_rate = normalization == "exp"  # a softmax counts its lags in tokens
+        self.normalization: str = known(normalization, NORMALIZATIONS, "normalization")
+        self.span = check_integer("span", span)
+
+    def _sampled(self, a: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+        exponent = a * step
+        if self.normalization == "exp":
+            return exponent, step * mean_exponential(exponent)
+        total = self.span * mean_exponential(self.span * exponent) / mean_exponential(exponent)
+        return exponent, 1 / (total * a)
 
 
 def _angles(start: str, modes: int) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lagwise.kernels.base import LagKernel, joined_sides
+from lagwise.kernels.base import LagKernel
 from lagwise.tables import check_integer
 
 
@@ -61,4 +61,4 @@ class SGConvKernel(LagKernel):
                 parts.append(part * decay**scale)
                 done += part.shape[2]
         after, *before = torch.cat(parts, dim=2)[..., :n]
-        return joined_sides(after, F.pad(before[0], (1, -1))) if before else after
+        return torch.cat([*(side[:, :-1].flip(1) for side in before), after], 1)

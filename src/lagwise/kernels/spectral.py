@@ -7,10 +7,9 @@ import math
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lagwise.kernels.base import LagKernel, joined_sides
+from lagwise.kernels.base import LagKernel
 from lagwise.tables import check_integer
 
 _MAX_SPAN = 8192
@@ -66,7 +65,7 @@ class SpectralKernel(LagKernel):
             filters = torch.cat([filters, filters * signs])
         with torch.autocast(filters.device.type, enabled=False):
             after, *before = self.weight.to(dtype).flatten(2) @ filters
-        return joined_sides(after, F.pad(before[0], (1, -1))) if before else after
+        return torch.cat([*(side[:, :-1].flip(1) for side in before), after], 1)
 
 
 @functools.lru_cache(maxsize=8)

@@ -67,11 +67,7 @@ class WarpedKernel(LagKernel):
 
     def taps(self, length: int) -> Tensor:
         lags = self.lags(length, self.values.device)
-        return self.smooth_at(lags) + self._filter_at(lags)
-
-    def at(self, lags: Tensor) -> Tensor:
-        values = self.smooth_at(lags) + self._filter_at(lags)
-        return values * (lags >= 0) if self.causal else values
+        return self.with_local(self.smooth_at(lags), lags)
 
     def smooth_at(self, lags: Tensor) -> Tensor:
         """See `LagKernel.smooth_at`: the part without the filter."""
@@ -90,12 +86,3 @@ class WarpedKernel(LagKernel):
         if self.filter is None:
             return None
         return self.filter.to(self.precision(self.filter)), 0 if self.causal else self.filter_size // 2
-
-    def _filter_at(self, lags: Tensor) -> Tensor | float:
-        local = self.local_taps()
-        if local is None:
-            return 0.0
-        taps, origin = local
-        index = lags + origin
-        inside = (index >= 0) & (index < self.filter_size)
-        return taps.index_select(1, index.clamp(0, self.filter_size - 1)) * inside

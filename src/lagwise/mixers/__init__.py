@@ -1,16 +1,14 @@
-"""Token mixers, one per file, with one contract (`lagwise.mixers.base.Mixer`)."""
+"""Token mixers with one contract (`lagwise.mixers.base.Mixer`)."""
 
 from lagwise.mixers.attention import AttentionMixer
 from lagwise.mixers.base import Mixer
 from lagwise.mixers.chunked_attention import ChunkedAttention, ChunkedAttentionMixer
+from lagwise.mixers.convolutions import ShortConvMixer, TCNMixer
 from lagwise.mixers.ema import EMAMixer
 from lagwise.mixers.grid import GridMixer, GTU2d
-from lagwise.mixers.gtu import GTU
-from lagwise.mixers.short_conv import ShortConvMixer
-from lagwise.mixers.tcn import TCNMixer
 from lagwise.mixers.timestep_norm import TimestepNorm
-from lagwise.mixers.toeplitz import ToeplitzMixer
-from lagwise.outside import Parts
+from lagwise.mixers.toeplitz import GTU, ToeplitzMixer
+from lagwise.outside import Registry
 
 _OWN: dict[str, type[Mixer]] = {
     "toeplitz": ToeplitzMixer,
@@ -23,7 +21,7 @@ _OWN: dict[str, type[Mixer]] = {
     "grid": GridMixer,
     "gtu2d": GTU2d,
 }
-MIXERS = Parts("mixer", Mixer, "lagwise.mixers", _OWN)
+MIXERS = Registry("mixer", Mixer, "lagwise.mixers", _OWN)
 
 
 def register_mixer(name: str, mixer: type[Mixer]) -> None:

@@ -55,14 +55,14 @@ class AttentionMixer(Mixer):
             return self._mix_shard(x, layout), None
         query, key, value = self._project(x)
         if state is None:
-            return self._attend(query, key, value, layout.mask), None
+            return self.out(self._attend(query, key, value, layout.mask)), None
         seen = state.seen + (x.shape[1] if layout.mask is None else layout.mask.sum(1))
         key_window, value_window = state.key.append(key), state.value.append(value)
         keys, values = (window.tokens.to(query.dtype) for window in (key_window, value_window))
         real = None
         if layout.mask is not None or common(seen) != key_window.size:
             real = torch.arange(key_window.size - 1, -1, -1, device=x.device) < seen[:, None]
-        return self._attend(query, keys, values, real), AttentionState(key_window, value_window, seen)
+        return self.out(self._attend(query, keys, values, real)), AttentionState(key_window, value_window, seen)
 
     def _mix_shard(self, x: Tensor, layout: Layout) -> Tensor:
         """Split heads between processes: each attends with all tokens and its share of the heads."""
@@ -71,10 +71,7 @@ class AttentionMixer(Mixer):
 
         def attend(joined: Tensor, layout: Layout) -> Tensor:
             query, key, value = joined.unflatten(2, (-1, 3, size)).permute(3, 0, 2, 1, 4)
-            slopes = self._slopes(query)
-            slopes = None if slopes is None else slopes[first:end]
-            y = attention(query, key, value, causal=self.causal, slopes=slopes, mask=layout.mask)
-            return y.transpose(1, 2).flatten(2)
+            return self._attend(query, key, value, layout.mask, first, end)
 
         joined = torch.cat(self._project(x), 3).transpose(1, 2).flatten(2)
         return self.out(shard.by_channels(attend, joined, groups=self.heads, outputs=self.channels))
@@ -90,15 +87,17 @@ class AttentionMixer(Mixer):
         q, k, v = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         return q, k, v
 
-    def _slopes(self, query: Tensor) -> Tensor | None:
-        if self.position != "alibi":
-            return None
-        like = query.new_empty(0, dtype=torch.promote_types(query.dtype, torch.float32))
-        return cached_tables(_slope_table, self.heads, like=like)[0]
-
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        y = attention(query, key, value, causal=self.causal, slopes=self._slopes(query), mask=mask)
-        return self.out(y.transpose(1, 2).flatten(2))
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, first: int = 0, end: int | None = None
+    ) -> Tensor:
+        """Attention by the heads from ``first`` to ``end``, ``(batch, n, channels)``."""
+        slopes = None
+        if self.position == "alibi":
+            like = query.new_empty(0, dtype=torch.promote_types(query.dtype, torch.float32))
+            (slopes,) = cached_tables(_slope_table, self.heads, like=like)
+            slopes = slopes if end is None else slopes[first:end]
+        y = attention(query, key, value, causal=self.causal, slopes=slopes, mask=mask)
+        return y.transpose(1, 2).flatten(2)
 
 
 def _slope_table(heads: int) -> tuple[Tensor]:

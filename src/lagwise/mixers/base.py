@@ -13,10 +13,8 @@ from lagwise.kernels.base import LagKernel
 from lagwise.mixers.state import join_states, leaves, select_rows
 from lagwise.ops import Layout
 from lagwise.ops.operation import traced
-from lagwise.ops.shards import documents
-from lagwise.ops.streaming import OnlineState
+from lagwise.ops.packing import per_document
 from lagwise.ops.symbolic import symbolic
-from lagwise.ops.window import Window
 
 _CONTINUOUS = "use mixers and kernels in continuous time, such as s4d, dss, s5, lru, cema and ema"
 
@@ -158,19 +156,27 @@ class Mixer(StreamModule):
     def _whole(self, x: Tensor, layout: Layout) -> Tensor:
         if _has_no_rows(x):
             return x
+        if layout.token_time is not None and layout.shard is not None:
+            raise ValueError("tokens with times of their own cannot be in rows that are split between processes")
         if layout.by_row and x.shape[1] > 1:
             return self._mix_rows(x, layout)
         if layout.token_time is not None:
-            self.require_times(layout)
+            self.require_times()
         elif layout.shard is not None:
             self.require_shards()
-            return self.mix(x, None, layout)[0]
-        return documents(lambda x, layout: self.mix(x, None, layout)[0], x, layout)
+        if layout.seq_idx is not None and layout.shard is None:
+            return per_document(lambda x, layout: self.mix(x, None, layout)[0], x, layout)
+        return self.mix(x, None, layout)[0]
 
     @torch.compiler.disable  # groups of rows with one time depend on values
     def _mix_rows(self, x: Tensor, layout: Layout) -> Tensor:
         """`mix` for rows that have one time each for all their tokens: of rows of one time, by kernels of that step."""
-        self.require_rate(layout)
+        for part in self.modules():
+            if isinstance(part, Mixer | LagKernel) and not part.any_rate:
+                raise ValueError(
+                    f"{type(part).__name__} counts tokens, whose time therefore cannot differ from row to row; "
+                    f"{_CONTINUOUS}"
+                )
         result: Tensor | None = None
         for time, rows, own in layout.rows_by_time:
             with stepped(self, time):
@@ -187,11 +193,11 @@ class Mixer(StreamModule):
         if layout.by_row:
             layout = layout.by_token(x.shape[1])
         if layout.token_time is not None:
-            self.require_times(layout)
+            self.require_times()
         elif layout.mask is not None:
             return padded_prefill(self._mix_next, x, state, layout)
         elif x.shape[1] == 1:
-            y, state = self.step(x[:, 0], state)
+            y, state = _of_rows(self.mix_token, x[:, 0], state)
             return y[:, None], state
         return self._mix_next(x, state, layout)
 
@@ -235,30 +241,15 @@ class Mixer(StreamModule):
         """The part that counts tokens, so that these have no times of their own; None if there is none."""
         return None if self.takes_times else type(self).__name__
 
-    def require_times(self, layout: Layout | None = None) -> None:
-        """ValueError if it, or a mixer inside, counts tokens; and for times of rows that are split between
-        processes."""
-        for part in (self, *mixers_inside(self)):
+    def require_times(self) -> None:
+        """ValueError if it, or a mixer inside, counts tokens."""
+        for part in mixers_of(self):
             if (name := part.counts_tokens) is not None:
                 raise ValueError(f"{name} counts tokens, which therefore have no times of their own; {_CONTINUOUS}")
-        if layout is not None and layout.shard is not None:
-            raise ValueError("tokens with times of their own cannot be in rows that are split between processes")
-
-    def require_rate(self, layout: Layout | None = None) -> None:
-        """ValueError if it, a mixer inside or a kernel counts tokens, so that ``token_time`` must be 1; and for rows
-        that are split between processes."""
-        if layout is not None and layout.shard is not None:
-            raise ValueError("rows with times of their own cannot be split between processes")
-        for part in self.modules():
-            if isinstance(part, Mixer | LagKernel) and not part.any_rate:
-                raise ValueError(
-                    f"{type(part).__name__} counts tokens, whose time therefore cannot differ from row to row; "
-                    f"{_CONTINUOUS}"
-                )
 
     def require_shards(self) -> None:
         """ValueError if it, or a mixer inside, has no exact form for rows that are split between processes."""
-        for part in (self, *mixers_inside(self)):
+        for part in mixers_of(self):
             if not part.takes_shards:
                 raise ValueError(
                     f"{type(part).__name__} cannot mix a sequence that is split between processes: split the batch "
@@ -268,7 +259,7 @@ class Mixer(StreamModule):
     def require_fixed(self, *, online: bool = False) -> None:
         """ValueError if the state grows with the text. online: whether exact kernels keep their long blocks outside the
         step, so that they may be of any support."""
-        for part in mixers_inside(self):
+        for part in mixers_of(self)[1:]:
             part.require_fixed(online=online)
         if self.grows:
             raise ValueError(
@@ -319,14 +310,14 @@ def stepped(mixer: Mixer, time: float) -> Iterator[None]:
             part.token_time = own
 
 
-def mixers_inside(mixer: Mixer) -> list[Mixer]:
-    """The mixers that a mixer is made of, such as the Toeplitz mixer of a gated unit."""
-    return [part for part in mixer.modules() if isinstance(part, Mixer) and part is not mixer]
+def mixers_of(mixer: Mixer) -> list[Mixer]:
+    """A mixer and those that it is made of, such as the Toeplitz mixer of a gated unit."""
+    return [part for part in mixer.modules() if isinstance(part, Mixer)]
 
 
 def state_grows(mixer: Mixer) -> bool:
     """Whether the state of a mixer, or of one inside, grows with the text."""
-    return any(part.grows for part in (mixer, *mixers_inside(mixer)))
+    return any(part.grows for part in mixers_of(mixer))
 
 
 def check_heads(channels: int, heads: int) -> None:
@@ -352,9 +343,11 @@ def padded_prefill(prefill: Prefill, x: Tensor, state: Any, layout: Layout) -> t
     count = mask.sum(1)
     if bool((count == mask.shape[1]).all()):
         return prefill(x, state, Layout())
-    before = bool((mask[:, 1:] >= mask[:, :-1]).all())  # no padding follows a token
-    if before and not bool((_begun(state, x.shape[0]).to(mask.device) & (count < mask.shape[1])).any()):
-        return prefill(x, state, layout)
+    if bool((mask[:, 1:] >= mask[:, :-1]).all()):  # no padding follows a token
+        padded = count < mask.shape[1]
+        begun = (((part[:, None] != 0).flatten(1).any(1) & padded.to(part.device)).any() for part in leaves(state))
+        if not any(map(bool, begun)):  # nor comes between two: a state is zero before the first token of a row
+            return prefill(x, state, layout)
     # Rows with equally many tokens make a batch, without their padding.
     y, rows, states = None, [], []
     for n in count.unique().tolist():
@@ -369,25 +362,6 @@ def padded_prefill(prefill: Prefill, x: Tensor, state: Any, layout: Layout) -> t
         states.append(part)
     after = select_rows(join_states(states), torch.cat(rows).argsort())
     return torch.zeros_like(x) if y is None else y, after
-
-
-def _begun(state: Any, batch: int) -> Tensor:
-    """Mask ``(batch,)`` of the rows that may have seen a token: by their count where a state has one, otherwise those
-    whose state is not zero, as it is at the beginning."""
-    if isinstance(state, OnlineState):
-        return state.seen - state.behind > 0
-    if isinstance(state, Tensor):
-        return (state != 0).flatten(1).any(1)
-    if isinstance(state, Window):
-        return _begun(state.tokens, batch)
-    begun = torch.zeros(batch, dtype=torch.bool)
-    if isinstance(state, tuple):
-        seen = getattr(state, "seen", None)
-        if isinstance(seen, Tensor):
-            return seen > 0
-        for part in state:
-            begun = begun | _begun(part, batch).to(begun.device)
-    return begun
 
 
 def require_rows(x: Tensor, state: Any) -> None:

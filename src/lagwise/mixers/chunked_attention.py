@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import has_static_value
 
-from lagwise.kernels.cached import cached
+from lagwise.kernels.base import cached
 from lagwise.mixers.base import Mixer, check_heads, padded_prefill
 from lagwise.mixers.derived import Derived
 from lagwise.ops import Layout, chunked_attention
@@ -135,69 +134,57 @@ class ChunkedAttention(Derived):
         self, query: Tensor, key: Tensor, value: Tensor, state: ChunkState | None, layout: Layout
     ) -> tuple[Tensor, ChunkState | None]:
         """Attend over whole sequences, which may be packed or split between processes, or, with a state, from the next
-        tokens of a stream. Returns the result and the state after them. Shapes as in `forward`.
+        tokens of a stream. Returns the result and the state after them.
 
-        A process attends in all chunks that its shard has tokens of: it needs no others where shards end with chunks.
+        Shapes: query, key, value and the result ``(batch, n, heads * size)``. A process attends in all chunks that its
+        shard has tokens of: it needs no others where shards end with chunks. In a stream, a row with padding continues
+        as if it had only its real tokens. A few tokens meet the window directly, O(n * chunk). More than a chunk are
+        cut into chunks; rows that are out of step are aligned, which wastes less than one chunk of work (two if chunks
+        slide).
         """
+        if state is not None and layout.mask is None:
+            step = query.shape[1] == 1
+            return self.mix_token(query, key, value, state) if step else self._next(query, key, value, state)
+        sizes = [t.shape[2] for t in (query, key, value)]
+
+        def whole(x: Tensor, layout: Layout) -> Tensor:
+            return _rows(self(*map(self._by_head, x.split(sizes, 2)), layout.mask))
+
+        def attend(x: Tensor, state: ChunkState, layout: Layout) -> tuple[Tensor, ChunkState]:
+            query, key, value = x.split(sizes, 2)
+            return self._next(query, key, value, state, layout.mask)
+
+        if state is None and layout.seq_idx is None and layout.shard is None:
+            return _rows(self(*map(self._by_head, (query, key, value)), layout.mask)), None
+        x = torch.cat([query, key, value], 2)
         if state is not None:
-            return self.prefill(query, key, value, state, layout.mask)
-        if layout.seq_idx is None and layout.shard is None:
-            return self(query, key, value, layout.mask), None
-        x, sizes = _joined(query, key, value)
-
-        def attend(x: Tensor, layout: Layout) -> Tensor:
-            return self(*self._split(x, sizes), layout.mask).transpose(1, 2).flatten(2)
-
+            y, after = padded_prefill(attend, x, state, Layout(layout.mask))
+            return y[..., : sizes[2]], after
         if layout.shard is None:
-            y = per_document(attend, x, layout)
-        else:
-            chunks = _chunks(layout.shard, self.window, causal=self.causal, sliding=self.sliding)
-            y = layout.shard.within(attend, x, *chunks)
-        return self._by_head(y, y.dtype), None
+            return per_document(whole, x, layout), None
+        chunks = _chunks(layout.shard, self.window, causal=self.causal, sliding=self.sliding)
+        return layout.shard.within(whole, x, *chunks), None
 
     def derive(self, form: str = "eager") -> Any:
         return LagBias(self._lag_bias(self.widest))  # a stream keeps its window, whatever the mode in a later step
 
     def init_state(self, batch_size: int, value_size: int, *, like: Tensor) -> ChunkState:
-        """The state before the first token, with the device and, until then, the dtype of ``like``. ValueError if
-        bidirectional."""
+        """The state before the first token, for values of this width over all heads, with the device and, until then,
+        the dtype of ``like``. ValueError if bidirectional."""
         if not self.causal:
             raise ValueError("bidirectional attention has no streaming state; build it with causal=True")
         self.derived(checked=True)
-        reach = self.chunks * self.window
-        key, value = (Window.empty(batch_size, self.heads * n, reach, like=like) for n in (self.query_size, value_size))
+        reach, widths = self.chunks * self.window, (self.heads * self.query_size, value_size)
+        key, value = (Window.empty(batch_size, width, reach, like=like) for width in widths)
         return ChunkState(key, value, torch.zeros(batch_size, dtype=torch.long, device=like.device))
-
-    def prefill(
-        self, query: Tensor, key: Tensor, value: Tensor, state: ChunkState, mask: Tensor | None = None
-    ) -> tuple[Tensor, ChunkState]:
-        """Attend from the next ``n >= 1`` tokens of every row. Returns the result and the state after them.
-
-        Shapes as in `forward`. A row with padding continues as if it had only its real tokens. A few tokens meet the
-        window directly, O(n * chunk). More than a chunk are cut into chunks; rows that are out of step are aligned,
-        which wastes less than one chunk of work (two if chunks slide).
-        """
-        if mask is None:
-            mix = self.mix_token if query.shape[2] == 1 else self._next
-            return mix(query, key, value, state)
-        x, sizes = _joined(query, key, value)
-
-        def attend(x: Tensor, state: ChunkState, layout: Layout) -> tuple[Tensor, ChunkState]:
-            query, key, value = self._split(x, sizes)
-            y, state = self._next(query, key, value, state, layout.mask)
-            return y.transpose(1, 2).flatten(2), state
-
-        y, after = padded_prefill(attend, x, state, Layout(mask))
-        return self._by_head(y[..., : sizes[2]], y.dtype), after
 
     def _next(
         self, query: Tensor, key: Tensor, value: Tensor, state: ChunkState, mask: Tensor | None = None
     ) -> tuple[Tensor, ChunkState]:
         """Several tokens, with padding only before the first of a row."""
-        n, seen, reach = query.shape[2], state.seen, _reach(state)
-        in_graph = isinstance(state.key, Tensor)
+        n, seen, reach = query.shape[1], state.seen, _reach(state)
         held = reach if isinstance(state.key, Tensor) else state.key.size
-        chunk = reach // self.chunks
+        in_graph, chunk = isinstance(state.key, Tensor), reach // self.chunks
         before = reach - chunk  # tokens of the chunk before a token's own that it sees
         position = torch.arange(n, device=query.device)
         together = common(seen) if mask is None and not in_graph else None  # rows in step have seen equally many tokens
@@ -206,32 +193,31 @@ class ChunkedAttention(Derived):
         else:
             start = seen if mask is None else seen - torch.where(mask.any(1), first_real(mask), n)
             position, kept = position + start[:, None], reach if in_graph else min(held, reach - 1)
+        query, key = self._by_head(query), self._by_head(key)
         if self.position == "rope":
             query, key = self._rotated(query, key, position, chunk)
-        keys, key_window = self._extended(state.key, key, kept, seen)
+        keys, key_window = self._extended(state.key, _rows(key), kept, seen)
         values, value_window = self._extended(state.value, value, kept, seen)
         after = ChunkState(key_window, value_window, seen + (n if mask is None else mask.sum(1)))
         position = torch.cat([position[..., :1] + torch.arange(-kept, 0, device=query.device), position], -1)
         bias = _nearest(self.derived().bias, reach) if in_graph else self._lag_bias(reach)
         if in_graph or (kept and n <= chunk):
-            return self._few(query, keys, values, position, chunk, bias, together is not None), after
+            return _rows(self._few(query, keys, values, position, chunk, bias, together is not None)), after
         real = None
         if together is None:  # tokens before the chunks that a row's next token sees count as padding
             real = position >= ((seen // chunk * chunk - before).clamp(min=0))[:, None]
         y = self._in_chunks(F.pad(query, (0, 0, kept, 0)), keys, values, chunk, bias, real)
-        return y[:, :, kept:], after
+        return _rows(y[:, :, kept:]), after
 
     def mix_token(self, query: Tensor, key: Tensor, value: Tensor, state: ChunkState) -> tuple[Tensor, ChunkState]:
-        """`prefill` for one token of every row: a pure function of tensors (see `Mixer.mix_token`)."""
+        """`run` for one token of every row: a pure function of tensors (see `Mixer.mix_token`)."""
         seen, reach = state.seen, _reach(state)
         bias = _nearest(self.derived().bias, reach)
         chunk = reach // self.chunks
-        offset = seen % chunk
+        offset, query = seen % chunk, self._by_head(query)
         if self.position == "rope":
             factors = self._rotations(seen, chunk, query.dtype)
-            query, key = rotate(query, factors), rotate(key, factors)
-        # Concatenate heads without a branch on the batch size.
-        key, value = (torch.cat(t[:, :, 0].unbind(1), 1)[:, None] for t in (key, value))
+            query, key = rotate(query, *factors), _rows(rotate(self._by_head(key), *factors))
         keys, values = extended(state.key, key, seen), extended(state.value, value, seen)
         visible = (offset + reach - chunk).minimum(seen) + 1 if self.sliding else offset + 1
         met = recent(keys, visible, seen)
@@ -239,23 +225,34 @@ class ChunkedAttention(Derived):
             bias = bias[:, met.lags + reach - 1]  # (heads, n) or (heads, batch, n)
             bias = bias[:, None] if met.lags.dim() == 1 else bias.transpose(0, 1)[:, :, None]
         allowed = None if met.allowed is None else met.allowed[:, None, None]
-        by_head = (self._by_head(latest(window, met), query.dtype) for window in (keys, values))
+        by_head = (self._by_head(latest(window, met).to(query.dtype)) for window in (keys, values))
         y = pair_attention(query, *by_head, function=self.function, bias=bias, allowed=allowed)
-        return y, ChunkState(keys, values, seen + 1)
+        return _rows(y), ChunkState(keys, values, seen + 1)
 
     def _rotations(self, seen: Tensor, chunk: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """`rotary_factors` of one token of each row, from a table where it can be remembered."""
-        if self.sliding:
-            return _absolute(seen[:, None], self.query_size, dtype)
-        offset = seen % chunk
-        if traced():
-            return rotary_factors(offset[:, None], self.query_size, dtype=dtype)
+        if self.sliding or traced():
+            return self._factors(seen[:, None], chunk, dtype, few=True)
 
         def table() -> tuple[Tensor, Tensor]:
-            return rotary_factors(torch.arange(chunk, device=offset.device), self.query_size, dtype=dtype)
+            return self._factors(torch.arange(chunk, device=seen.device), chunk, dtype)
 
-        cos, sin = cached(self, "rotations", (dtype, offset.device, chunk), table, by_value=False)
+        cos, sin = cached(self, "rotations", (dtype, seen.device, chunk), table, by_value=False)
+        offset = seen % chunk
         return cos[offset][:, None], sin[offset][:, None]
+
+    def _factors(self, position: Tensor, chunk: int, dtype: torch.dtype, *, few: bool = False) -> tuple[Tensor, Tensor]:
+        """`rotary_factors` of positions in a row: those in its chunk, or in the row if chunks slide. Angles of these
+        are in float64, because those of float32 are wrong by thousandths of a radian after 100,000 tokens, and ever
+        more. few: compute those of these positions alone."""
+        if not self.sliding:
+            return rotary_factors(position % chunk, self.query_size, dtype=dtype, limit=None if few else chunk)
+        cos, sin = rotary_factors(position, self.query_size, dtype=torch.float64)
+        return cos.to(torch.promote_types(dtype, torch.float32)), sin.to(torch.promote_types(dtype, torch.float32))
+
+    def _rotated(self, query: Tensor, key: Tensor, position: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+        factors = self._factors(position, chunk, query.dtype)
+        return rotate(query, *factors), rotate(key, *factors)
 
     def _few(
         self,
@@ -283,28 +280,10 @@ class ChunkedAttention(Derived):
         return pair_attention(query, key, value, function=self.function, bias=bias, allowed=allowed)
 
     def _in_chunks(
-        self, query: Tensor, key: Tensor, value: Tensor, chunk: int, lag_bias: Tensor | None, mask: Tensor | None
+        self, query: Tensor, key: Tensor, value: Tensor, chunk: int, bias: Tensor | None, mask: Tensor | None
     ) -> Tensor:
-        return chunked_attention(
-            query,
-            key,
-            value,
-            chunk=chunk,
-            causal=self.causal,
-            function=self.function,
-            bias=lag_bias,
-            mask=mask,
-            sliding=self.sliding,
-        )
-
-    def _rotated(self, query: Tensor, key: Tensor, position: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-        """Query and key rotated by their position in the chunk, or in the row if chunks slide; position: the one
-        in the row, as in `rotary`."""
-        if self.sliding:
-            factors = _absolute(position, query.shape[3], query.dtype)
-        else:
-            factors = rotary_factors(position % chunk, query.shape[3], dtype=query.dtype, limit=chunk)
-        return rotate(query, factors), rotate(key, factors)
+        options = {"causal": self.causal, "function": self.function, "sliding": self.sliding}
+        return chunked_attention(query, key, value, chunk=chunk, bias=bias, mask=mask, **options)
 
     def _lag_bias(self, reach: int) -> Tensor | None:
         """Biases ``(heads, 2 * reach - 1)``, lag ``-(reach - 1)`` first."""
@@ -315,33 +294,20 @@ class ChunkedAttention(Derived):
         lags = torch.arange(1 - reach, reach, device=a.device)
         return (rotary(a.expand(-1, len(lags), -1), lags) * b).sum(-1)
 
-    def _extended(self, window: Window | Tensor, x: Tensor, kept: int, seen: Tensor) -> tuple[Tensor, Window | Tensor]:
+    def _extended(self, window: Window | Tensor, new: Tensor, kept: int, seen: Tensor) -> tuple[Tensor, Any]:
         """The last ``kept`` tokens of the window and the new ones, ``(batch, heads, kept + n, size)``, and the window
         after them."""
-        new = x.transpose(1, 2).flatten(2)
-        after, total = extended(window, new, seen), kept + new.shape[1]
-        if isinstance(window, Tensor) or isinstance(after, Tensor):
-            tokens = torch.cat([ordered(window, seen), new], 1)
-        elif kept == 0:
-            tokens = new
-        elif total <= after.size:
-            tokens = after.latest(total)
-        else:
-            tokens = torch.cat([window.latest(kept).to(new.dtype), new], dim=1)
-        return self._by_head(tokens, new.dtype), after
+        past = window.latest(kept) if isinstance(window, Window) else ordered(window, seen)
+        return self._by_head(torch.cat([past.to(new.dtype), new], 1)), extended(window, new, seen)
 
-    def _split(self, x: Tensor, sizes: Sequence[int]) -> Iterator[Tensor]:
-        """The inverse of `_joined`."""
-        return (self._by_head(t, t.dtype) for t in x.split(sizes, 2))
-
-    def _by_head(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
-        """``(batch, heads, n, size)`` of a window's ``(batch, n, heads * size)``."""
-        return tokens.to(dtype).unflatten(2, (self.heads, -1)).transpose(1, 2)
+    def _by_head(self, rows: Tensor) -> Tensor:
+        """``(batch, heads, n, size)`` of rows ``(batch, n, heads * size)``."""
+        return rows.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
 
-def _joined(*parts: Tensor) -> tuple[Tensor, list[int]]:
-    """Queries, keys and values as rows ``(batch, n, channels)``, and how many channels each has."""
-    return torch.cat([t.transpose(1, 2).flatten(2) for t in parts], 2), [t.shape[1] * t.shape[3] for t in parts]
+def _rows(x: Tensor) -> Tensor:
+    """The inverse of `_by_head`."""
+    return x.transpose(1, 2).flatten(2)
 
 
 def _reach(state: ChunkState) -> int:
@@ -398,23 +364,13 @@ class ChunkedAttentionMixer(Mixer):
         self.out = nn.Linear(channels, channels)
 
     def mix(self, x: Tensor, state: ChunkState | None, layout: Layout) -> tuple[Tensor, Any]:
-        query, key, value = self.qkv(x).unflatten(2, (3, self.attention.heads, -1)).permute(2, 0, 3, 1, 4)
+        query, key, value = self.qkv(x).chunk(3, 2)
         y, state = self.attention.run(query, key, value, state, layout)
-        return self.out(y.transpose(1, 2).flatten(2)), state
+        return self.out(y), state
 
     def init_state(self, batch_size: int) -> ChunkState:
         self.require_causal()
-        return self.attention.init_state(
-            batch_size, self.channels // self.attention.heads, like=next(self.qkv.parameters())
-        )
-
-
-def _absolute(position: Tensor, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """`rotary_factors` of any positions. Angles are in float64, because those of float32 are wrong by thousandths of
-    a radian after 100,000 tokens, and ever more."""
-    factors = rotary_factors(position, size, dtype=torch.float64)
-    cos, sin = (factor.to(torch.promote_types(dtype, torch.float32)) for factor in factors)
-    return cos, sin
+        return self.attention.init_state(batch_size, self.channels, like=next(self.qkv.parameters()))
 
 
 def _nearest(lag_bias: Tensor | None, reach: int) -> Tensor | None:
@@ -430,7 +386,7 @@ def _chunks(shard: Shard, chunk: int, *, causal: bool, sliding: bool) -> tuple[l
     process's layout of them, where tokens of a chunk that begins before them count as padding. ValueError for padding
     between the tokens of a chunk."""
     place = shard.positions()
-    if shard.whole.mask is not None and shard.has_holes():
+    if shard.whole.has_holes:
         raise ValueError("attention in chunks cannot be split between processes with padding between tokens of a text")
     inside, spans = place.clamp(min=0) % chunk, []
     for start, end in shard.spans:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lagwise.kernels.cached import cached
+from lagwise.kernels.base import cached
 
 
 class BackwardTaps(NamedTuple):

@@ -139,16 +139,15 @@ class EMAMixer(Derived, Mixer):
         return EMAState(average, recent, average.new_zeros(batch_size, dtype=torch.long))
 
     def _mix_chunk(self, x: Tensor, state: EMAState, mask: Tensor | None) -> tuple[Tensor, EMAState]:
-        ssm = self.derived()
+        ssm, n = self.derived(), x.shape[1]
         signal = x.to(ssm.weights.dtype)
         y, average = self._averaged(ssm, signal, state.average)
         after = EMAState(average)
         if state.ring is not None and state.seen is not None:
-            late, leaving = self._late(ssm), displaced(state.ring, x.shape[1], signal, state.seen)
-            ended, left = self._averaged(
-                ssm._replace(weights=ssm.weights * late), leaving, torch.zeros_like(state.average)
-            )
-            seen = state.seen + (x.shape[1] if mask is None else mask.sum(1))
+            late, leaving = self._late(ssm), displaced(state.ring, n, signal, state.seen)
+            ending = ssm._replace(weights=ssm.weights * late)
+            ended, left = self._averaged(ending, leaving, torch.zeros_like(state.average))
+            seen = state.seen + (n if mask is None else mask.sum(1))
             y, after = y - ended, EMAState(average - late * left, extended(state.ring, signal, state.seen), seen)
         return F.silu(y + self.omega * signal).to(x.dtype), after
 
@@ -169,11 +168,9 @@ class EMAMixer(Derived, Mixer):
 
     def _averaged(self, ssm: DiagonalSSM, x: Tensor, average: Tensor) -> tuple[Tensor, Tensor]:
         """The averages of the next tokens, and the state after them."""
-        if self._frozen is not None or symbolic(x.shape[1]):
-            y, (average,) = ssm.in_graph(x, [average])
-            return y, average
-        y, average = ema_blocks(x, ssm.weights[0].t(), ssm.exponents[0].t()).scan(x, average.transpose(1, 2))
-        return y, average.transpose(1, 2)
+        blocks = lambda _: ema_blocks(x, ssm.weights[0].t(), ssm.exponents[0].t())  # noqa: E731
+        y, (average,) = ssm.prefill(x, [average], blocks, graph=self._frozen is not None)
+        return y, average
 
 
 def _carried_average(shard: Shard, x: Tensor, weight: Tensor, log_decay: Tensor, *, backward: bool) -> Tensor:

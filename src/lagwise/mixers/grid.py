@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer, masked
-from lagwise.mixers.gtu import gated_width
-from lagwise.mixers.toeplitz import ToeplitzMixer
+from lagwise.mixers.toeplitz import ToeplitzMixer, gated_width
 from lagwise.ops import Layout
 from lagwise.ops.grid import gated_grid_product
 from lagwise.ops.tokens import apply_linear, silu_product

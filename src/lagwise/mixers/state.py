@@ -1,8 +1,9 @@
 """Streaming states as trees: named tuples of tensors, windows and further tuples. What is done to their rows and shapes
 is written here, once for all mixers, blocks and models.
 
-A tensor has the batch as its first axis. A part that keeps its rows in another way brings `OwnRows`' two methods. Plain
-numbers, such as the plan of SKI, are the same for all rows.
+A tensor has the batch as its first axis; a later one may grow with the text, with zeros at its end. A part that keeps
+its rows in another way brings `OwnRows`' two methods. Plain numbers, such as the plan of SKI, are the same for all
+rows.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.operation import traced
-from lagwise.ops.ring import ring_of, ring_tokens
 from lagwise.ops.streaming import DueState, OnlineFollower, OnlineState, WindowState, due_state, online_block
-from lagwise.ops.window import Window
+from lagwise.ops.window import Window, ring_of, ring_tokens
 
 
 @runtime_checkable
@@ -67,7 +67,8 @@ def join_states(states: Sequence[Any]) -> Any:
     """
     first = states[0]
     if isinstance(first, Tensor):
-        return torch.cat(list(states))
+        shape = [max(sizes) for sizes in zip(*(state.shape for state in states), strict=True)]
+        return torch.cat([_filled(state, shape) for state in states])
     if isinstance(first, OwnRows):
         return type(first).join(states)
     if isinstance(first, tuple):
@@ -124,17 +125,11 @@ def eager_state(fixed: Any, like: Any, followers: Iterator[OnlineFollower]) -> A
     return _eager(fixed, like, followers, None)
 
 
-def leaves(state: Any) -> Iterator[Tensor]:
+def leaves(state: Any) -> list[Tensor]:
     """The tensors of a state whose first axis is the batch."""
-    if isinstance(state, Tensor):
-        yield state
-    elif isinstance(state, OwnRows):
-        tensors: list[Tensor] = []
-        state.map_batch(lambda t: tensors.append(t) or t)
-        yield from tensors
-    elif isinstance(state, tuple):
-        for part in state:
-            yield from leaves(part)
+    tensors: list[Tensor] = []
+    _map_rows(state, lambda t: tensors.append(t) or t)
+    return tensors
 
 
 def named_tensors(state: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -205,13 +200,16 @@ def _eager(fixed: Any, like: Any, followers: Iterator[OnlineFollower], seen: Ten
 
 def _own_copy(tensor: Tensor, like: Tensor) -> Tensor:
     """A contiguous copy of a tensor of the state, which may be modified in place, in the type of another: a prompt read
-    under autocast has others than those that steps are made for. An axis that grows is filled up with zeros."""
-    missing = [like.shape[axis] - tensor.shape[axis] for axis in range(1, tensor.dim())]
-    assert min(missing, default=0) >= 0, f"a state of {tuple(tensor.shape)} does not fit into {tuple(like.shape)}"
-    if any(missing):
-        padding = [n for axis in reversed(missing) for n in (0, axis)]
-        tensor = F.pad(tensor, padding)
-    return tensor.to(like.device, like.dtype, copy=True).contiguous()
+    under autocast has others than those that steps are made for."""
+    fitting = all(size <= most for size, most in zip(tensor.shape[1:], like.shape[1:], strict=True))
+    assert fitting, f"a state of {tuple(tensor.shape)} does not fit into {tuple(like.shape)}"
+    return _filled(tensor, like.shape).to(like.device, like.dtype, copy=True).contiguous()
+
+
+def _filled(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    """A tensor of the state with these sizes, but its own number of rows."""
+    missing = [shape[axis] - tensor.shape[axis] for axis in range(1, tensor.dim())]
+    return F.pad(tensor, [n for more in reversed(missing) for n in (0, more)]) if any(missing) else tensor
 
 
 def _like(state: tuple, parts: Sequence[Any]) -> Any:

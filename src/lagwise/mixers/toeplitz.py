@@ -1,4 +1,4 @@
-"""The Toeplitz neural operator: a lag kernel applied to every channel."""
+"""The Toeplitz neural operator, a lag kernel applied to every channel, and the unit that gates it."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from lagwise.kernels import KERNELS, LagKernel
-from lagwise.kernels.cached import cached, cached_taps
-from lagwise.kernels.diagonal import DiagonalKernel
-from lagwise.kernels.share import some_channels
+from lagwise.kernels import KERNELS, DiagonalKernel, LagKernel
+from lagwise.kernels.base import cached, cached_taps, some_channels
 from lagwise.mixers.base import Mixer, masked
-from lagwise.mixers.causal_ski import CausalSKI
 from lagwise.mixers.derived import Derived
-from lagwise.mixers.two_sided_ski import TwoSidedSKI
+from lagwise.mixers.ski import CausalSKI, TwoSidedSKI
 from lagwise.ops import ENGINES, Layout, online_prefill, toeplitz_product
 from lagwise.ops.packing import from_first_token
-from lagwise.ops.product import reachable_taps, saved_engine
-from lagwise.ops.recurrence import Blocks, DiagonalSSM, Modes, modal_block, modal_prefill, zoh_sums
+from lagwise.ops.product import saved_engine
+from lagwise.ops.recurrence import Blocks, DiagonalSSM, zoh_sums
 from lagwise.ops.streaming import (
     ONLINE_BLOCK,
     DueState,
@@ -30,7 +27,8 @@ from lagwise.ops.streaming import (
     due_step,
 )
 from lagwise.ops.symbolic import symbolic
-from lagwise.ops.toeplitz import dilated_prefill, fast_length, gated_product, spectral_product
+from lagwise.ops.toeplitz import dilated_prefill, fast_length, gated_product, reachable_taps, spectral_product
+from lagwise.ops.tokens import apply_linear, linears, silu_product, with_biases
 from lagwise.tables import build, known
 
 
@@ -52,10 +50,6 @@ class LongTaps(NamedTuple):
 class Exact:
     """Form of a `ToeplitzMixer` with any kernel: products with its taps, and streams by `online_prefill`."""
 
-    def grows(self, kernel: LagKernel) -> bool:
-        """Whether the state grows with the text."""
-        return kernel.support is None
-
     def mix(self, mixer: ToeplitzMixer, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
         """`Mixer.mix`, without times and shards."""
         kernel = mixer.kernel
@@ -67,7 +61,8 @@ class Exact:
         if isinstance(state, WindowState):
             y, ring = dilated_prefill(x, mixer.derived().taps, 1, *state)
             return y, WindowState(ring, state.seen + x.shape[1])
-        kernel.check_length(state.seen + x.shape[1])
+        if kernel.max_length is not None:
+            kernel.check_length(state.seen + x.shape[1])
         y, state = online_prefill(x, state)
         return y.to(x.dtype), state
 
@@ -94,25 +89,13 @@ class StateSpace(Exact):
     """Form with a `DiagonalKernel`, which streams as a state space, in constant memory. Whole sequences are products
     with its taps, but for those of graphs."""
 
-    def grows(self, kernel: LagKernel) -> bool:
-        return False
-
     def mix(self, mixer: ToeplitzMixer, x: Tensor, state: ModalState | None, layout: Layout) -> tuple[Tensor, Any]:
         if state is None:
             if not mixer.frozen:
                 return super().mix(mixer, x, None, layout)
             state = self.init_state(mixer, x.shape[0])
         ssm = mixer.derived()
-        if mixer.frozen or symbolic(x.shape[1]):
-            y, parts = ssm.in_graph(x, state)
-        elif x.shape[1] == 1:  # by poles whose digits lost in this precision are multiplied separately
-            y, parts = ssm.step(x[:, 0], state)
-            y = y[:, None]
-        else:
-            modes, blocks = self._blocks(mixer, modal_block(x.shape[1]))
-            memory = torch.cat(state, 1).transpose(1, 2)
-            y, memory = modal_prefill(x.to(modes.direct.dtype), modes, memory, blocks)
-            parts = memory.transpose(1, 2).chunk(2, 1)
+        y, parts = ssm.prefill(x, state, lambda size: self._blocks(mixer, size), graph=mixer.frozen)
         return y.to(x.dtype), ModalState(*parts)
 
     def mix_timed(
@@ -124,7 +107,7 @@ class StateSpace(Exact):
         assert isinstance(kernel, DiagonalKernel)
         memory = None if state is None else torch.complex(*state).transpose(1, 2)
         with torch.autocast(x.device.type, enabled=False):
-            sides = kernel.sides()
+            sides = kernel.modes()
             signal = x.to(sides[0].direct.dtype)
             times = [layout.token_time] if mixer.causal else [layout.token_time, layout.time_after]
             sums, end = zoh_sums(signal, kernel.modes_at(times), [modes.weights for modes in sides], memory)
@@ -142,16 +125,12 @@ class StateSpace(Exact):
     def derive(self, kernel: LagKernel, form: str) -> DiagonalSSM:
         return DiagonalSSM.of(kernel.recurrence())
 
-    def _blocks(self, mixer: ToeplitzMixer, size: int) -> tuple[Modes, Blocks]:
-        """The kernel as a state space, and its blocks of so many tokens."""
+    def _blocks(self, mixer: ToeplitzMixer, size: int) -> Blocks:
+        """The factors of blocks of so many tokens."""
         # the cached result belongs to the present weights, as the number of these tensors does
         present = None if torch.is_grad_enabled() else mixer.derived()
-
-        def make() -> Any:
-            modes = mixer.kernel.recurrence()
-            return modes, modes.blocks(size), present
-
-        return cached(mixer, "blocks", (size, id(present)), make, by_value=False)[:2]
+        make = lambda: (mixer.kernel.recurrence().blocks(size), present)  # noqa: E731
+        return cached(mixer, "blocks", (size, id(present)), make, by_value=False)[0]
 
 
 _EXACT, _STATE_SPACE = Exact(), StateSpace()
@@ -223,7 +202,7 @@ class ToeplitzMixer(Derived, Mixer):
     @property
     def grows(self) -> bool:  # type: ignore[override]
         """Whether the state grows with the text: that of a kernel without end, unless it is a state space."""
-        return self.causal and self.form.grows(self.kernel)
+        return self.causal and self.kernel.support is None and self.form is not _STATE_SPACE
 
     def require_fixed(self, *, online: bool = False) -> None:
         if self.grows and (self.ski is not None or not online):
@@ -268,20 +247,23 @@ class ToeplitzMixer(Derived, Mixer):
             return spectral_product(x, spectrum)
         return toeplitz_product(x, self.taps(x.shape[1]), causal=self.causal, engine=self.engine)
 
+    def gated(self, gate: Tensor, value: Tensor, biases: Tensor | None, layout: Layout) -> Tensor:
+        """``silu(gate) * forward(silu(value))`` of whole rows: in fewer passes where kernels on a GPU or loops in C
+        compute it. biases: as of `gated_product`."""
+        if self.gates(layout) and not symbolic(value.shape[1]):
+            kernel, origin = self._spectrum(value.shape[1]), 0
+            if kernel is None:
+                kernel, origin = reachable_taps(self.taps(value.shape[1]), value.shape[1], self.causal)
+            mixed = gated_product(gate, value, kernel, origin, self.engine, biases)
+            if mixed is not None:
+                return mixed
+        gate, value = with_biases(gate, value, biases)
+        return silu_product(gate, self(F.silu(value), layout=layout))
+
     def gates(self, layout: Layout) -> bool:
-        """Whether `gated` may serve rows of this layout."""
+        """Whether `gated` may take fewer passes for rows of this layout."""
         parts = (layout.mask, layout.seq_idx, layout.shard, layout.token_time)
         return all(part is None for part in parts) and self.ski is None and self._frozen is not DiagonalSSM
-
-    def gated(self, gate: Tensor, value: Tensor, biases: Tensor | None = None) -> Tensor | None:
-        """``silu(gate) * forward(silu(value))`` of whole rows where kernels on a GPU or loops in C compute it in fewer
-        passes; otherwise None. biases: as of `gated_product`."""
-        if symbolic(value.shape[1]):
-            return None
-        kernel, origin = self._spectrum(value.shape[1]), 0
-        if kernel is None:
-            kernel, origin = reachable_taps(self.taps(value.shape[1]), value.shape[1], self.causal)
-        return gated_product(gate, value, kernel, origin, self.engine, biases)
 
     def mix_columns(self, x: Tensor, layout: Layout, width: int) -> Tensor:
         """`mix` along the columns of a grid ``(batch, height * width, channels)``, with the layout of the columns
@@ -306,3 +288,63 @@ class ToeplitzMixer(Derived, Mixer):
         if symbolic(length) or self.engine not in ("auto", "fft"):
             return None
         return self.kernel.spectrum(fast_length(2 * length - 1))
+
+
+class GTU(Mixer):
+    """Gated Toeplitz unit: ``W_o (silu(W_u x) * TNO(silu(W_v x)))`` (TNN §3.1 and fig. 2; SKI-TNN app. A).
+
+    Options:
+        expansion: width of the gate relative to the channels (table 13: 3).
+        kernel: spec of a lag kernel.
+        engine: as in `ToeplitzMixer`.
+
+    ValueError if expansion times channels is less than 1.
+
+    >>> GTU(4, kernel={"name": "rpe"})(torch.randn(2, 100, 4)).shape
+    torch.Size([2, 100, 4])
+    """
+
+    any_rate = takes_times = takes_shards = True
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        causal: bool = True,
+        expansion: float = 3,
+        kernel: Mapping[str, Any] | None = None,
+        engine: str | Mapping[str, Any] = "auto",
+    ):
+        super().__init__(channels, causal)
+        width = gated_width(channels, expansion)
+        self.gate = nn.Linear(channels, width)
+        self.value = nn.Linear(channels, width)
+        self.toeplitz = ToeplitzMixer(width, causal=causal, kernel=kernel, engine=engine)
+        self.out = nn.Linear(width, channels)
+
+    def mix(self, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
+        if state is None and self.toeplitz.gates(layout):
+            (gate, value), biases = apply_linear(x, self.gate, self.value)
+        else:
+            (gate, value), biases = linears(x, self.gate, self.value), None
+        if state is None:
+            mixed = self.toeplitz.gated(gate, value, biases, layout)
+        else:
+            y, state = self.toeplitz.prefill(F.silu(value), state, layout=layout)
+            mixed = silu_product(gate, y)
+        return linears(mixed, self.out)[0], state
+
+    def init_state(self, batch_size: int) -> Any:
+        return self.toeplitz.init_state(batch_size)
+
+    def mix_token(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        mixed, state = self.toeplitz.step(F.silu(self.value(x)), state)
+        return self.out(silu_product(self.gate(x), mixed)), state
+
+
+def gated_width(channels: int, expansion: float, option: str = "expansion") -> int:
+    """Channels of a gate or a hidden layer: ``expansion * channels``, rounded. ValueError if that is less than 1."""
+    width = round(expansion * channels)
+    if width < 1:
+        raise ValueError(f"{option} must give at least one channel, got {expansion} * {channels}")
+    return width

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from lagwise.mixers.state import join_states, select_rows
 
+APART = "LAGWISE_INVARIANT"
 _OF_ROWS = ("real", "recent", "behind")  # tensors with an entry for each row
 NAMES = ("cache", "past_key_values")
 #: The name in the installed transformers.
@@ -73,6 +75,7 @@ class StreamingCache(Cache):
         recent: State of `NgramEmbedding` and `MatchEmbedding`, ``(batch, columns)``.
         behind: How many positions fewer than ``seen`` each row of a joined batch has, ``(batch,)``; None if none.
         stream: Compiled code that holds the states, if any.
+        parts: Caches of single rows, which hold the states where rows are computed apart (`rows_apart`).
         past: Copies of the cache from before each forward since the last `crop`, if they are recorded.
 
     >>> from lagwise import LagwiseConfig, LagwiseForCausalLM
@@ -96,6 +99,7 @@ class StreamingCache(Cache):
         self.model: int | None = None
         self.behind: Tensor | None = None
         self.stream: Any = None
+        self.parts: list[StreamingCache] | None = None
         self.past: list[StreamingCache] | None = None
 
     @property
@@ -108,7 +112,7 @@ class StreamingCache(Cache):
         for layer, state in zip(self.layers, states, strict=True):
             layer.state = state
 
-    def require_continues(self, rows: int, model: int) -> None:
+    def require_continues(self, rows: int, model: int | None) -> None:
         """ValueError for another batch size or model than those of the cache."""
         if self.rows not in (None, rows):
             raise ValueError(f"the cache holds a batch of {self.rows}, the input is a batch of {rows}")
@@ -143,9 +147,13 @@ class StreamingCache(Cache):
         if any(cache.model != first.model or len(cache.layers) != len(first.layers) for cache in caches):
             raise ValueError("caches to join must belong to one model")
         joined = StreamingCache(len(first.layers))
+        if rows_apart():
+            joined.parts = [
+                part for cache in caches for part in cache.copy().of_single_rows(cache.rows or 1, cache.model)
+            ]
         # compiled code that holds one of the caches may take the others' rows
         at = next((i for i, cache in enumerate(caches) if cache.stream is not None), None)
-        if at is None or not caches[at].stream.join(caches[:at], caches[at + 1 :], joined):
+        if joined.parts is None and (at is None or not caches[at].stream.join(caches[:at], caches[at + 1 :], joined)):
             joined.states = [join_states(parts) for parts in zip(*(cache.states for cache in caches), strict=True)]
         joined.model, joined.seen, joined.rows = first.model, seen, sum(cache.rows or 0 for cache in caches)
         joined.behind = torch.cat([cache._of_rows(cache.behind) + (seen - cache.seen) for cache in caches])
@@ -160,7 +168,20 @@ class StreamingCache(Cache):
         other = copy.copy(self)
         other.layers = [copy.copy(layer) for layer in self.layers]
         other.past = None
+        other.parts = None if self.parts is None else [part.copy() for part in self.parts]
         return other
+
+    def of_single_rows(self, rows: int, model: int | None) -> list[StreamingCache]:
+        """The caches of single rows, which hold the states from now on. ValueError for another batch size or model, and
+        if rows have been computed together."""
+        self.require_continues(rows, model)
+        self.record()
+        if self.parts is None and self.rows not in (None, 1):
+            raise ValueError(f"the cache was begun without {APART}=1; begin a new one")
+        if self.parts is None:
+            self.parts = [self.copy() if self.seen else StreamingCache(len(self.layers)) for _ in range(rows)]
+        self.rows, self.model = rows, model
+        return self.parts
 
     def activate_past_recording(self) -> None:
         """Record the states before every forward from now on, so that `crop` can restore them. Recorded states share
@@ -234,9 +255,15 @@ class StreamingCache(Cache):
         if self.stream is None or not self.stream.select_rows(indices):
             self.states = [select_rows(state, indices) for state in self.states]
         self.rows = None if self.rows is None else len(indices)
+        self.parts = None if self.parts is None else [self.parts[i].copy() for i in indices.tolist()]
         for name in _OF_ROWS:
             setattr(self, name, select_rows(getattr(self, name), indices))
         if self.behind is not None:
             surplus = int(self.behind.min())  # not 0 if the longest row was removed
             self.behind = self.behind - surplus
             self.seen -= surplus
+
+
+def rows_apart() -> bool:
+    """Whether language models compute each row of a batch by itself, for the same bits in every batch."""
+    return os.environ.get(APART) == "1"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lagwise.kernels import KERNELS
 from lagwise.mixers import ToeplitzMixer
-from lagwise.mixers.causal_ski import CausalSKI
+from lagwise.mixers.ski import CausalSKI
 from lagwise.models.layer import require_loaded
 from lagwise.models.sharded import whole_model
 from lagwise.ops import Layout, Reduction, reduce_taps

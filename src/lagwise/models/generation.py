@@ -18,7 +18,7 @@ from transformers import LogitsProcessorList, PreTrainedTokenizerBase, Temperatu
 from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.inputs import check_prompt_length
 from lagwise.tables import check_integer
-from lagwise.text import pieces
+from lagwise.text import split_text
 
 # Used if the tokenizer has no chat template: lines of "role: text".
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
@@ -197,7 +197,7 @@ def encoded_pieces(
     """Token ids of a text of any length, which may be given in parts, a piece at a time. special: as in
     `encode_prompt`. ValueError for a text that the tokenizer cannot encode."""
     options = {"add_special_tokens": False, "return_attention_mask": False, "split_special_tokens": not special}
-    for piece in pieces(text, _PIECE):
+    for piece in split_text(text, _PIECE):
         try:
             with _encoding:
                 encoded: Any = tokenizer(piece, **options)

@@ -10,7 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from lagwise.blocks import Block
-from lagwise.blocks.norm import BatchNorm
+from lagwise.blocks.prenorm import BatchNorm
 from lagwise.kernels import LagKernel
 from lagwise.mixers import Mixer
 

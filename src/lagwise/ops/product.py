@@ -7,20 +7,18 @@ tested against.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lagwise.ops.precision import compute_dtype
-from lagwise.ops.ski.plans import ski_toeplitz_product
 from lagwise.ops.symbolic import symbolic
 from lagwise.ops.toeplitz.block import centre, toeplitz_matrix
-from lagwise.ops.toeplitz.convolution import convolution, is_direct
+from lagwise.ops.toeplitz.convolution import convolution, is_direct, reachable_taps
 
 EXACT_ENGINES = ("auto", "dense", "fft", "overlap_save", "direct")
-ENGINES = (*EXACT_ENGINES, "ski")
+ENGINES = (*EXACT_ENGINES, "ski")  # of `lagwise.mixers.ToeplitzMixer`
 _FORMER_ENGINES = ("block", "subquadratic")  # configurations of saved models may name them
 
 
@@ -30,7 +28,6 @@ def toeplitz_product(
     *,
     causal: bool = True,
     engine: str = "auto",
-    tolerance: float | None = None,
     dilation: int = 1,
 ) -> Tensor:
     """Multiply every channel of a signal by its own Toeplitz matrix.
@@ -45,28 +42,26 @@ def toeplitz_product(
         taps: ``(channels, n_taps)``. Lag 0 is first when causal; otherwise lag ``-(n_taps - 1) / 2`` is first, with lag
             0 in the middle. Lags beyond the taps are zero; taps beyond the length are ignored.
         causal: Whether taps are for lags from 0 on.
-        engine: ``auto`` is the fastest exact engine: direct for few lags, otherwise an FFT. ``dense``, ``fft``,
-            ``overlap_save`` and ``direct`` are exact. ``ski`` is approximate, in linear time except for a short FFT,
-            for causal taps that are smooth away from lag 0.
-            While `torch.export` leaves the length open, one plain convolution is used whatever the engine.
-        tolerance: For ``ski`` (1e-3 by default), the error as `plan_from_tolerance` estimates it.
+        engine: ``auto`` is the fastest: direct for few lags, otherwise an FFT. The others are ``dense``, ``fft``,
+            ``overlap_save`` and ``direct``. While `torch.export` leaves the length open, one plain convolution is used
+            whatever the engine. For approximations in linear time there are `causal_ski_product` and `ski_product`.
         dilation: Distance in tokens between lags.
 
     Returns:
         A tensor like x. Arithmetic is float64 if either input is, otherwise float32, whatever the dtype of x.
 
     Raises:
-        ValueError: For an empty signal, mismatched channels, an even number of two-sided taps, an unknown engine, a
-            dilation that does not divide the length, a tolerance for an exact engine, and two-sided taps or a tolerance
-            that ``ski`` cannot meet. Values are not checked: one NaN spreads over a whole channel through the FFT.
+        ValueError: For an empty signal, mismatched channels, an even number of two-sided taps, an unknown engine, or
+            a dilation that does not divide the length. Values are not checked: one NaN spreads over a whole channel
+            through the FFT.
 
     Source:
         TNN eq. 4 and app. B. Unlike the released code, the FFT has a fast length of at least length + largest lag (not
-        2n), runs along the contiguous axis, and has its own gradient. The FFT engines, and ski by its short FFT, leak
-        round-off from future to past (about 1e-7 of the largest value in the frame); ``direct`` is
-        exactly causal for finite values. ``auto`` and ``overlap_save`` cut causal taps beyond 8192 lags into parts
-        (uniformly partitioned overlap-save; Stockham 1966, Kulp 1988): the leak then stays within about 8192 tokens, or
-        within a sixteenth of the taps if that is more.
+        2n), runs along the contiguous axis, and has its own gradient. The FFT engines leak round-off from future to
+        past (about 1e-7 of the largest value in the frame); ``direct`` is exactly causal for finite values. ``auto``
+        and ``overlap_save`` cut causal taps beyond 8192 lags into parts (uniformly partitioned overlap-save; Stockham
+        1966, Kulp 1988): the leak then stays within about 8192 tokens, or within a sixteenth of the taps if that is
+        more.
 
     >>> x = torch.tensor([1.0, 0.0, 0.0, 2.0]).view(1, 4, 1)
     >>> toeplitz_product(x, torch.tensor([[1.0, 0.5]]), engine="direct").flatten().tolist()
@@ -75,16 +70,10 @@ def toeplitz_product(
     if symbolic(x.shape[1]):
         return convolution(x, taps, 0 if causal else centre(taps), engine, dilation)
     taps, origin = _validated(x, taps, causal, engine, dilation)
-    if tolerance is not None and engine != "ski":
-        raise ValueError(f"engine {engine!r} is exact; tolerance is for engine 'ski'")
     if dilation > 1 and not is_direct(x, taps, engine):
         rows = x.unflatten(1, (-1, dilation)).transpose(1, 2).flatten(0, 1)  # one row for each column of the grid
-        y = toeplitz_product(rows, taps, causal=causal, engine=engine, tolerance=tolerance)
+        y = toeplitz_product(rows, taps, causal=causal, engine=engine)
         return y.unflatten(0, (-1, dilation)).transpose(1, 2).flatten(1, 2)
-    if engine == "ski":
-        if not causal:
-            raise ValueError("engine 'ski' takes causal taps; two-sided kernels have `ski_product`")
-        return ski_toeplitz_product(x, taps, 1e-3 if tolerance is None else tolerance)
     if engine == "dense":
         return toeplitz_reference(x, taps, causal=causal)
     return convolution(x, taps, origin, engine, dilation)
@@ -110,42 +99,10 @@ def toeplitz_reference(x: Tensor, taps: Tensor, *, causal: bool = True) -> Tenso
     return torch.einsum("cij,bjc->bic", matrix, x.to(dtype)).to(x.dtype)
 
 
-def truncation_length(decay: float, tolerance: float) -> int | None:
-    """Number of taps after which a kernel with this decay is negligible.
-
-    Formula: the smallest ``L`` with ``decay**L <= tolerance``, that is ``ceil(ln tolerance / ln decay)``. Leaving out
-    lags ``>= L`` changes an output by at most ``tolerance * max|t| * max|x| / (1 - decay)``.
-
-    Args:
-        decay: Per token, in [0, 1].
-        tolerance: Relative, in (0, 1).
-
-    Returns:
-        The number of taps, or None if the kernel never decays (``decay = 1``).
-
-    Raises:
-        ValueError: Outside these ranges.
-
-    Source: TNN eq. 5; the bound is the geometric series of the omitted lags.
-
-    >>> truncation_length(0.99, 1e-3)  # 0.99 ** 688 = 0.00099
-    688
-    """
-    if not 0.0 <= decay <= 1.0:
-        raise ValueError(f"decay must be in [0, 1], got {decay}")
-    if not 0.0 < tolerance < 1.0:
-        raise ValueError(f"tolerance must be in (0, 1), got {tolerance}")
-    if decay == 1.0:
-        return None
-    if decay == 0.0:
-        return 1
-    return max(1, math.ceil(math.log(tolerance) / math.log(decay)))
-
-
 def _validated(x: Tensor, taps: Tensor, causal: bool, engine: str, dilation: int) -> tuple[Tensor, int]:
     """Check the arguments. Returns the taps cut to the lags within the signal, and the index of lag 0."""
-    if engine not in ENGINES:
-        raise ValueError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
+    if engine not in EXACT_ENGINES:
+        raise ValueError(f"engine must be one of {', '.join(EXACT_ENGINES)}, got {engine!r}")
     if x.dim() != 3 or 0 in x.shape[1:]:
         raise ValueError(f"x must be (batch, length >= 1, channels >= 1), got {tuple(x.shape)}")
     if not (x.is_floating_point() and taps.is_floating_point()):
@@ -155,12 +112,3 @@ def _validated(x: Tensor, taps: Tensor, causal: bool, engine: str, dilation: int
     if dilation < 1 or x.shape[1] % dilation:
         raise ValueError(f"dilation must divide the length {x.shape[1]}, got {dilation}")
     return reachable_taps(taps, x.shape[1] // dilation, causal)
-
-
-def reachable_taps(taps: Tensor, length: int, causal: bool) -> tuple[Tensor, int]:
-    """The taps of lags within a signal of this length, and the index of lag 0."""
-    if causal:
-        return taps[:, : torch.sym_min(length, taps.shape[1])], 0
-    middle = centre(taps)
-    reach = min(middle, length - 1)
-    return taps[:, middle - reach : middle + reach + 1], reach

@@ -1,7 +1,7 @@
 """The last tokens of a stream, in two forms: a buffer to which only new tokens are copied, and, for graphs, a ring.
 
 A streaming state holds a `Window`, or, where shapes must be fixed, a ring: a tensor ``(batch, reach, channels)`` (see
-`lagwise.ops.ring`). The functions at the end of this file take either, so that a mixer's step is written once. Their
+`ring_write`). The functions from `extended` on take either, so that a mixer's step is written once. Their
 argument ``seen`` ``(batch,)`` is the number of tokens of each row before the new ones.
 """
 
@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from lagwise.ops.operation import traced
-from lagwise.ops.ring import ring_extend, ring_lags, ring_read, ring_tokens, ring_write
 
 _FIRST_CAPACITY = 16
 
@@ -25,16 +24,6 @@ def may_write(storage: Tensor) -> bool:
     """Whether a buffer may be written to: gradients are disabled, so that autograd cannot have saved what is read from
     it, and inference mode does not forbid it."""
     return not torch.is_grad_enabled() and (not storage.is_inference() or torch.is_inference_mode_enabled())
-
-
-def join_rows(signals: Sequence[Tensor]) -> Tensor:
-    """The rows of several signals as one batch, aligned at their ends: shorter signals get zeros on the left.
-
-    Shapes: signals ``(batch_i, ..., n_i, channels)``, equal except for batch and n; result ``(sum of batches, ...,
-    longest n, channels)``, with dtype and device of the longest.
-    """
-    longest = max(signals, key=lambda signal: signal.shape[-2])
-    return torch.cat([F.pad(x, (0, 0, longest.shape[-2] - x.shape[-2], 0)).to(longest) for x in signals])
 
 
 class _Buffer:
@@ -131,7 +120,11 @@ class Window:
         reaches = {window.reach for window in windows}
         if len(reaches) != 1:
             raise ValueError(f"windows to join must have the same reach, got {sorted(map(str, reaches))}")
-        return Window(join_rows([window.tokens for window in windows]), reaches.pop())
+        parts = [window.tokens for window in windows]
+        longest = max(parts, key=lambda part: part.shape[-2])
+        missing = [longest.shape[-2] - part.shape[-2] for part in parts]
+        rows = [F.pad(part, (0, 0, n, 0)).to(longest) for part, n in zip(parts, missing, strict=True)]
+        return Window(torch.cat(rows), reaches.pop())
 
     def _grow(self, past: Tensor, added: Tensor) -> Window:
         size = past.shape[-2] + added.shape[-2]
@@ -163,6 +156,59 @@ pytree.register_pytree_node(
 )
 
 
+def ring_write(ring: Tensor, x: Tensor, index: Tensor) -> Tensor:
+    """The ring after one token of every row, which replaces the token ``reach`` before it.
+
+    Shapes: ring ``(batch, reach, channels)``; x ``(batch, channels)``; index ``(batch,)``, each token's index in its
+    row, from 0; result like ring.
+    """
+    rows = torch.arange(ring.shape[0], device=ring.device)
+    return ring.index_put((rows, index % ring.shape[1]), x.to(ring.dtype))
+
+
+def ring_read(ring: Tensor, index: Tensor, lags: Tensor) -> Tensor:
+    """Tokens at some lags before the last one written, ``(batch, n, channels)``.
+
+    Shapes: ring and index as in `ring_write`; lags ``(n,)`` in tokens, below reach.
+    """
+    return _gather(ring, (index[:, None] - lags) % ring.shape[1])
+
+
+def ring_lags(ring: Tensor, index: Tensor) -> Tensor:
+    """The lag of each position of the ring behind the last token written, ``(batch, reach)``."""
+    positions = torch.arange(ring.shape[1], device=ring.device)
+    return (index[:, None] - positions) % ring.shape[1]
+
+
+def ring_product(ring: Tensor, taps: Tensor, index: Tensor) -> Tensor:
+    """A causal convolution at the last token written: ``y = sum_l taps_l x_{index - l}``.
+
+    Shapes: ring and index as in `ring_write`; taps ``(reach, channels)``, lag 0 first; result ``(batch, channels)``.
+    """
+    return (ring * taps[ring_lags(ring, index)]).sum(1)
+
+
+def ring_of(tokens: Tensor, reach: int, seen: Tensor) -> Tensor:
+    """The ring that holds the last tokens before index ``seen`` of each row.
+
+    Shapes: tokens ``(batch, n <= reach, channels)``, oldest first; seen ``(batch,)``; result ``(batch, reach,
+    channels)``. Missing tokens are zero.
+    """
+    tokens = F.pad(tokens, (0, 0, reach - tokens.shape[1], 0))
+    positions = torch.arange(reach, device=tokens.device)
+    return _gather(tokens, (positions - seen[:, None]) % reach)
+
+
+def ring_tokens(ring: Tensor, seen: Tensor) -> Tensor:
+    """The inverse of `ring_of`: the last ``reach`` tokens of every row, oldest first, ``(batch, reach, channels)``."""
+    positions = torch.arange(ring.shape[1], device=ring.device)
+    return _gather(ring, (positions + seen[:, None]) % ring.shape[1])
+
+
+def _gather(x: Tensor, index: Tensor) -> Tensor:
+    return x[torch.arange(x.shape[0], device=x.device)[:, None], index]
+
+
 class Recent(NamedTuple):
     """Mask of a window's tokens that are among the last few of their row.
 
@@ -181,7 +227,11 @@ def extended(past: Window | Tensor, x: Tensor, seen: Tensor) -> Window | Tensor:
     """The window after the next tokens ``(batch, n, channels)``; the old one stays valid."""
     if isinstance(past, Window):
         return past.append(x)
-    return ring_write(past, x[:, 0], seen) if x.shape[1] == 1 else ring_extend(past, x, seen)[1]
+    if x.shape[1] == 1:
+        return ring_write(past, x[:, 0], seen)
+    n, positions = x.shape[1], torch.arange(past.shape[1], device=past.device)  # a graph may leave n open
+    tokens = torch.cat([ring_tokens(past, seen), x.to(past.dtype)], 1)[:, n:]
+    return _gather(tokens, (positions - (seen + n)[:, None]) % past.shape[1])
 
 
 def ordered(past: Window | Tensor, seen: Tensor) -> Tensor:

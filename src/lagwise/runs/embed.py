@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from lagwise.data.sources import named_documents, text_files
+from lagwise.data.tokens import named_documents, text_files
 from lagwise.files import beside, check_writable, locked, saved_whole
 from lagwise.models.generation import encoded_pieces
 from lagwise.models.loading import default_device, load_model
 from lagwise.progress import progress_bar
 from lagwise.runs.vectors import Vector, hidden_model, vectors
-from lagwise.text import pieces
+from lagwise.text import split_text
 
 _SECONDS, _ROWS = 30.0, 1 << 13  # of work and of vectors that a process that is killed may lose
 _PIECE = 1 << 16  # characters of a text, at least, between two steps of the progress bar
@@ -92,7 +92,7 @@ def embed_run(
         ):
 
             def ids(parts: Iterable[str]) -> Iterator[np.ndarray]:
-                for piece in pieces(parts, _PIECE):
+                for piece in split_text(parts, _PIECE):
                     yield from encoded_pieces(tokenizer, piece)
                     bar.update(len(piece.encode()))
 

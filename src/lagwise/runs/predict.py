@@ -6,13 +6,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lagwise.data import label_cells
+from lagwise.data import FORMATS, label_cells
 from lagwise.data.arrays import row_arrays
-from lagwise.data.folders import files_below
-from lagwise.data.published import FORMATS
-from lagwise.data.reading import inner_suffix
-from lagwise.data.row_files import file_kind
-from lagwise.data.signal_files import open_inputs
+from lagwise.data.find import files_below
+from lagwise.data.reading import file_kind, inner_suffix
+from lagwise.data.signals import open_inputs
 from lagwise.data.sound_files import SOUNDS
 from lagwise.data.writing import rows_as_csv, write_sounds
 from lagwise.files import write_whole

@@ -71,7 +71,7 @@ class Vector:
     start: int
     tokens: int
     values: Tensor
-    complete: bool = True
+    complete: bool = False
 
 
 def vectors(
@@ -97,28 +97,22 @@ def vectors(
         ValueError: As `embed`, and for windows that the model cannot read.
     """
     reader = _Reader(hidden_model(model, window, stride), known(pooling, ("mean", "last"), "pooling"), turn)
-    span = window or reader.span
+    size = window or reader.span
+    step = stride or window or max(1, (size or 0) // 2)
+    # Of windows that overlap, the first tokens count in the window before.
+    lead = 0 if size is None or window else (size - step) // (1 if model.config.causal else 2)
     for document, parts in documents:
-        if span is None:
-            row = reader.row(document)
-            row.tokens = reader.read(row, parts)
-        elif window is None:
-            step, row = max(1, span // 2), reader.row(document, complete=False)
-            lead = (span - step) // (1 if model.config.causal else 2)  # tokens that count in the window before
-            for start, ids, last in windows(parts, span, step):
-                row.tokens = start + len(ids)
-                if last or pooling == "mean":
-                    reader.read(row, [ids], lead if start else 0, None if last else lead + step)
-                    yield from reader.ready()
-            row.complete = True
-        else:
-            for start, ids, _ in windows(parts, span, stride or span):
-                if start >= begin:
-                    row = reader.row(document, start)
-                    row.tokens = reader.read(row, [ids])
-                    yield from reader.ready()
-            begin = 0
-        yield from reader.ready()
+        row = None
+        for start, ids, last in [(0, parts, True)] if size is None else windows(parts, size, step):
+            if start < begin if window else pooling == "last" and not last:
+                continue
+            if row is None or window:
+                row = reader.row(document, start if window else 0)
+            pieces: Any = ids if size is None else [ids]
+            tokens = reader.read(row, pieces, lead if start else 0, None if last or window else lead + step)
+            row.tokens, row.complete = tokens + (0 if window else start), last or window is not None
+            yield from reader.ready()
+        begin = 0
     yield from reader.ready(every=True)
 
 
@@ -165,12 +159,12 @@ class _Reader:
         self.waiting: list[tuple[Vector, np.ndarray, int, int]] = []
         self.since = 0  # tokens since the last batches
 
-    def row(self, document: Any, start: int = 0, *, complete: bool = True) -> Vector:
+    def row(self, document: Any, start: int) -> Vector:
         total = torch.zeros(self.model.config.hidden_size, dtype=torch.float64)
-        self.rows.append(Vector(document, start, 0, total, complete))
+        self.rows.append(Vector(document, start, 0, total))
         return self.rows[-1]
 
-    def read(self, row: Vector, parts: Iterable[np.ndarray], first: int = 0, stop: int | None = None) -> int:
+    def read(self, row: Vector, parts: Iterable[np.ndarray], first: int, stop: int | None) -> int:
         """Read a piece of text, of which the tokens from ``first`` to ``stop`` count. Returns its tokens."""
         size = _TOGETHER if self.streams else LARGEST_OPTION
         cache, tokens = None, 0

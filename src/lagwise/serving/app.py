@@ -33,9 +33,9 @@ from lagwise.serving.scheduler import Answer, Busy, Sampling, Scheduler, Stopped
 
 _GENERATION = ("/v1/completions", "/v1/chat/completions")
 _PATHS = ("/v1/models", "/v1/embeddings", "/health")
-_OPEN = ("/", "/health")  # paths that need no key
-_GRACE = 10  # seconds after an answer's deadline for reading the rest of it
-_KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 504: "timeout_error"}
+_PUBLIC_PATHS = ("/", "/health")  # need no key
+_GRACE_SECONDS = 10  # after an answer's deadline for reading the rest of it
+_ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 504: "timeout_error"}
 
 
 def make_app(
@@ -52,7 +52,7 @@ def make_app(
     Args:
         scheduler: The language model's scheduler, or None for a model that generates no text.
         name: Name under which the model is served.
-        embedder: Computes embeddings; by default with the scheduler's model.
+        embedder: The embedder; by default one of the scheduler's model.
         max_body: Maximum bytes of a request.
         api_key: Key that requests to ``/v1`` must send as ``Authorization: Bearer``; by default none is required.
         origins: Origins whose web pages may ask the server (CORS), ``*`` for any; by default none.
@@ -71,9 +71,9 @@ def make_app(
         if scheduler is not None:
             await run_in_threadpool(scheduler.stop)
 
-    # pages of documentation load scripts from a CDN
+    # No documentation pages: they load scripts from a CDN.
     app = FastAPI(title="lagwise", lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.add_middleware(_Guard, max_body=max_body, timeout=embedder.timeout + _GRACE, api_key=api_key)
+    app.add_middleware(_Guard, max_body=max_body, timeout=embedder.timeout + _GRACE_SECONDS, api_key=api_key)
     if origins:  # outermost, since browsers ask without the key whether they may ask
         app.add_middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"])
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -97,9 +97,9 @@ def make_app(
             with_usage=options is not None and options.include_usage,
         )
 
-    def check_model(asked: str) -> None:
-        if asked != name:
-            raise HTTPException(404, f"no model {asked!r:.200}; this server has {name!r}")
+    def check_model(requested: str) -> None:
+        if requested != name:
+            raise HTTPException(404, f"no model {requested!r:.200}; this server has {name!r}")
 
     @app.post("/v1/completions")
     async def completions(body: CompletionRequest) -> Response:
@@ -159,8 +159,8 @@ def make_app(
 
 
 class _Reply(Response):
-    """Response with the texts of a request, whole or as server-sent events. Answers are closed on completion, failure
-    or disconnection. texts: prompt and options of each."""
+    """Response with the texts of a request, complete or as server-sent events. Answers are closed on completion,
+    failure or disconnection. texts: prompt and options of each."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class _Reply(Response):
                     answers.enter_context(closing(self.scheduler.submit(prompt, rule, wake)))
                     for prompt, rule in self.texts
                 ]
-            sent = self._send_stream(send) if self.stream else self._send_whole(scope, receive, send)
+            sent = self._send_stream(send) if self.stream else self._send_complete(scope, receive, send)
             tasks = [asyncio.ensure_future(sent), asyncio.ensure_future(_until_disconnected(receive))]
             try:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -202,9 +202,9 @@ class _Reply(Response):
             if isinstance(results[0], Exception):
                 raise results[0]
 
-    async def _pieces(self) -> AsyncIterator[tuple[int, str, str | None]]:
-        """Yield the number of a text, its next piece, and at its end how it finished. Pieces are longer when the client
-        reads slowly. Ends at the first failure."""
+    async def _chunks(self) -> AsyncIterator[tuple[int, str, str | None]]:
+        """Yield the index of a text, its next chunk, and at its end the reason why it finished. Chunks are longer when
+        the client reads slowly. Ends at the first failure."""
         left = dict(enumerate(self.answers))
         if self.echo:
             for number, (prompt, _) in enumerate(self.texts):
@@ -225,48 +225,48 @@ class _Reply(Response):
         return str(self.scheduler.tokenizer.decode(ids, skip_special_tokens=True))
 
     def _token_text(self, token: int) -> tuple[str, list[int] | None]:
-        """The text of a token and its bytes; for one without a text its name in the vocabulary, and its bytes if it is
-        a part of a character, or None."""
+        """Return the text of a token and its bytes; for a token without text its name in the vocabulary, and its bytes
+        if it is a part of a character, else None."""
         text = self._decoded([token])
         if not text or INCOMPLETE in text:
-            known = self.scheduler.spellings[token : token + 1]
-            return str(self.scheduler.tokenizer.convert_ids_to_tokens(token)), list(*known) or None
+            spelling = self.scheduler.spellings[token : token + 1]
+            return str(self.scheduler.tokenizer.convert_ids_to_tokens(token)), list(*spelling) or None
         return text, list(text.encode())
 
     def _failure(self) -> tuple[int, str] | None:
-        """The status and message of the first text that failed."""
+        """Return the status and message of the first text that failed."""
         errors = [answer.error for answer in self.answers if answer.error is not None]
         if not errors:
             return None
         status = _status(errors[0])
         return status, "the model failed; see the server's log" if status == 500 else str(errors[0])
 
-    async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _send_complete(self, scope: Scope, receive: Receive, send: Send) -> None:
         texts = [""] * len(self.answers)
-        async for number, text, _ in self._pieces():
+        async for number, text, _ in self._chunks():
             texts[number] += text
         if failure := self._failure():
             await _error(*failure)(scope, receive, send)
             return
         choices = []
         for number, (text, answer) in enumerate(zip(texts, self.answers, strict=True)):
-            asked = answer.sampling.logprobs is not None
-            logprobs = self.bodies.logprobs(answer.logprobs, self._token_text) if asked else None
+            with_logprobs = answer.sampling.logprobs is not None
+            logprobs = self.bodies.logprobs(answer.logprobs, self._token_text) if with_logprobs else None
             choices.append(self.bodies.choice(number, text, str(answer.finish), logprobs))
-        await _json(self.bodies.whole(choices, self._usage()))(scope, receive, send)
+        await _json(self.bodies.complete(choices, self._usage()))(scope, receive, send)
 
     async def _send_stream(self, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         begun: set[int] = set()
         new = [self._new_logprobs(answer) for answer in self.answers]
-        async for number, text, finish in self._pieces():
-            # the text, then how it finished
-            for part, end in ((text, None), ("", finish)):
-                if part or end is not None:
+        async for number, text, finish in self._chunks():
+            # the text, then why it finished
+            for delta, end in ((text, None), ("", finish)):
+                if delta or end is not None:
                     first, logprobs = number not in begun, next(new[number])
-                    piece = self.bodies.piece(number, part, first=first, finish=end, logprobs=logprobs)
-                    await _event(send, piece)
+                    chunk = self.bodies.chunk(number, delta, first=first, finish=end, logprobs=logprobs)
+                    await _event(send, chunk)
                     begun.add(number)
         if failure := self._failure():
             status, message = failure
@@ -278,13 +278,13 @@ class _Reply(Response):
         await send({"type": "http.response.body", "body": b""})
 
     def _new_logprobs(self, answer: Answer) -> Iterator[dict[str, Any] | None]:
-        """The probabilities of the tokens since the last time, None without any. They may be ahead of the text, which
-        waits for characters to be complete and for what may begin a stop text."""
-        told = start = 0
+        """Yield the log-probabilities of the tokens since the last time, None if there are none. They may be ahead of
+        the text, which waits for complete characters and withholds a possible beginning of a stop text."""
+        sent = start = 0
         while True:
-            tokens = answer.logprobs[told:]
+            tokens = answer.logprobs[sent:]
             yield self.bodies.logprobs(tokens, self._token_text, start) if tokens else None
-            told += len(tokens)
+            sent += len(tokens)
             start += sum(len(self._token_text(each.token)[0]) for each in tokens)
 
     def _usage(self) -> dict[str, int]:
@@ -301,8 +301,8 @@ class _Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        key = dict(scope["headers"]).get(b"authorization", b"")
-        if self.expected is not None and scope["path"] not in _OPEN and not hmac.compare_digest(key, self.expected):
+        key, public = dict(scope["headers"]).get(b"authorization", b""), scope["path"] in _PUBLIC_PATHS
+        if self.expected is not None and not public and not hmac.compare_digest(key, self.expected):
             message = "this server requires a key: Authorization: Bearer KEY"
             return await _error(401, message, {"www-authenticate": "Bearer"})(scope, receive, send)
         size, started = 0, False
@@ -329,10 +329,10 @@ class _Guard:
 
 
 def _encoded(tokenizer: PreTrainedTokenizerBase, prompt: str | list[int]) -> list[int]:
-    """Token ids of a prompt."""
+    """Encode a prompt as token ids."""
     if isinstance(prompt, list):
         return prompt
-    return [token for part in encode_prompt(tokenizer, prompt) for token in part.tolist()]
+    return [token for chunk in encode_prompt(tokenizer, prompt) for token in chunk.tolist()]
 
 
 async def _until_disconnected(receive: Receive) -> None:
@@ -357,7 +357,7 @@ def _error(status: int, message: str, headers: Mapping[str, str] | None = None, 
 
 
 def _kind(status: int) -> str:
-    return _KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return _ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
 
 
 # HTTP status of a scheduler's exceptions

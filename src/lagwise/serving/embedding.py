@@ -1,4 +1,4 @@
-"""The embeddings of texts, for several requests at a time."""
+"""Embed texts for several requests at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lagwise.tables import check_integer
 
 
 class Embedder:
-    """Computes embeddings (`lagwise.embed`) in the threads that ask, one forward pass at a time.
+    """Computes embeddings (`lagwise.embed`) in the threads of the callers, one forward pass at a time.
 
     Args:
         model: A language model, an encoder, or another model that reads tokens.
@@ -49,7 +49,7 @@ class Embedder:
         return int(self.model.config.hidden_size)
 
     def embed(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        """Embeddings ``(texts, size)`` of token ids, in float32 and of length 1.
+        """Compute embeddings ``(texts, size)`` of token ids, in float32 and of length 1.
 
         Raises:
             ValueError: For a text that is empty or has an unknown token.

@@ -18,9 +18,9 @@ from lagwise.models.generation import PLAIN_STOP, encode_chat
 from lagwise.serving.scheduler import Sampling, TokenLogprobs
 from lagwise.tables import shown
 
-_MAX_LIKELY = 20  # most likely tokens with probabilities, as in OpenAI's API
-_MAX_TEXTS = 2048  # texts to embed in one request, as in OpenAI's API
-_DEFAULT_TOKENS = 16  # default length of a completion, as in OpenAI's API
+_MAX_TOP_LOGPROBS = 20  # as in OpenAI's API
+_MAX_EMBEDDED_TEXTS = 2048  # per request, as in OpenAI's API
+_DEFAULT_MAX_TOKENS = 16  # of a completion, as in OpenAI's API
 # Unsupported parameters, with their values that have no effect and are accepted.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("frequency_penalty", "presence_penalty"), (0,)),
@@ -48,7 +48,7 @@ class StreamOptions(BaseModel):
 
 
 class Request(BaseModel):
-    """Parameters that completions and chats share."""
+    """Base of completion and chat requests: their shared parameters."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -88,23 +88,23 @@ class Request(BaseModel):
         return self.n or 1
 
     def likely(self) -> int | None:
-        """How many of the most likely tokens to return with their probabilities; None for no probabilities."""
+        """Return the number of most likely tokens whose probabilities are returned; None for no probabilities."""
         raise NotImplementedError
 
     def rules(self, sampling: Sampling) -> list[Sampling]:
-        """The options of each of a prompt's texts, which have different seeds."""
+        """Return the options of each of a prompt's texts, which have different seeds."""
         if sampling.seed is None:
             return [sampling] * self.texts
         return [replace(sampling, seed=sampling.seed + number) for number in range(self.texts)]
 
     def sampling(self, default_tokens: int | None, stop: tuple[str, ...] = ()) -> Sampling:
-        own = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        requested = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         return Sampling(
             max_tokens=default_tokens if self.max_tokens is None else self.max_tokens,
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
             seed=self.seed,
-            stop=own + stop,
+            stop=requested + stop,
             logprobs=self.likely(),
         )
 
@@ -114,7 +114,7 @@ class CompletionRequest(Request):
 
     prompt: Texts
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=_MAX_LIKELY)] | Literal[False] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=_MAX_TOP_LOGPROBS)] | Literal[False] | None = None
 
     @model_validator(mode="after")
     def _without_the_prompts_probabilities(self) -> Self:
@@ -126,7 +126,7 @@ class CompletionRequest(Request):
         return None if self.logprobs is False else self.logprobs
 
     def rule(self) -> Sampling:
-        return self.sampling(_DEFAULT_TOKENS)
+        return self.sampling(_DEFAULT_MAX_TOKENS)
 
     def prompts(self) -> list[str | list[int]]:
         return _several(self.prompt)
@@ -145,17 +145,17 @@ class EmbeddingRequest(BaseModel):
 
     def texts(self) -> list[str | list[int]]:
         texts = _several(self.input)
-        if len(texts) > _MAX_TEXTS or not all(texts):
-            raise ValueError(f"input must be 1 to {_MAX_TEXTS} texts, none of them empty")
+        if len(texts) > _MAX_EMBEDDED_TEXTS or not all(texts):
+            raise ValueError(f"input must be 1 to {_MAX_EMBEDDED_TEXTS} texts, none of them empty")
         return texts
 
     def check_size(self, size: int) -> None:
-        """ValueError if the client wants embeddings of another size."""
+        """Raise ValueError if the client wants embeddings of another size."""
         if self.dimensions not in (None, size):
             raise ValueError(f"dimensions must be {size}, the size of this model's embeddings; got {self.dimensions}")
 
     def encoded(self, vector: Tensor) -> list[float] | str:
-        """A vector as numbers, or as the bytes of little-endian float32 numbers in base 64."""
+        """Encode a vector as numbers, or as the bytes of little-endian float32 numbers in base 64."""
         if self.encoding_format == "float":
             return vector.tolist()
         return base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode()
@@ -186,7 +186,7 @@ class ChatRequest(Request):
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=_MAX_LIKELY)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=_MAX_TOP_LOGPROBS)] | None = None
 
     @model_validator(mode="after")
     def _with_logprobs(self) -> Self:
@@ -201,41 +201,46 @@ class ChatRequest(Request):
         return self.sampling(self.max_completion_tokens, () if tokenizer.chat_template else PLAIN_STOP)
 
     def prompt(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-        """Token ids of the conversation. ValueError if it cannot be written by the chat template, or encoded."""
+        """Encode the conversation as token ids. ValueError if the chat template or the tokenizer refuses it."""
         encoded = encode_chat(tokenizer, [message.plain() for message in self.messages])
-        return [token for part in encoded for token in part.tolist()]
+        return [token for chunk in encoded for token in chunk.tolist()]
 
 
 class Bodies:
-    """The bodies of one answer, whole or as pieces of a stream."""
+    """Builder of the bodies of one answer, complete or as chunks of a stream."""
 
     def __init__(self, model: str, *, chat: bool):
         self.chat, self.kind = chat, "chat.completion" if chat else "text_completion"
-        self.chunk = "chat.completion.chunk" if chat else self.kind
+        self.chunk_kind = "chat.completion.chunk" if chat else self.kind
         id = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
         self.head = {"id": id, "created": int(time.time()), "model": model}
 
     def choice(self, index: int, text: str, finish: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
-        """One text of a whole answer."""
-        said = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
-        return {"index": index, **said, "logprobs": logprobs, "finish_reason": finish}
+        """Build the choice for one text of a complete answer."""
+        content = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
+        return {"index": index, **content, "logprobs": logprobs, "finish_reason": finish}
 
     def logprobs(
-        self, tokens: Sequence[TokenLogprobs], named: Callable[[int], tuple[str, list[int] | None]], start: int = 0
+        self, tokens: Sequence[TokenLogprobs], describe: Callable[[int], tuple[str, list[int] | None]], start: int = 0
     ) -> dict[str, Any]:
-        """The probabilities of tokens. named: the text of a token, and its bytes if they are known. start: the
-        characters of the tokens before these."""
+        """Format the log-probabilities of tokens.
+
+        Args:
+            tokens: The tokens.
+            describe: Returns the text of a token, and its bytes or None if they are not known.
+            start: Number of characters of the tokens before these.
+        """
         if not self.chat:
-            texts = [named(each.token)[0] for each in tokens]
+            texts = [describe(each.token)[0] for each in tokens]
             return {
                 "tokens": texts,
                 "token_logprobs": [each.logprob for each in tokens],
-                "top_logprobs": [{named(t)[0]: p for t, p in each.likely.items()} for each in tokens],
+                "top_logprobs": [{describe(t)[0]: p for t, p in each.likely.items()} for each in tokens],
                 "text_offset": list(itertools.accumulate(map(len, texts[:-1]), initial=start))[: len(texts)],
             }
 
         def entry(token: int, logprob: float) -> dict[str, Any]:
-            text, as_bytes = named(token)
+            text, as_bytes = describe(token)
             return {"token": text, "logprob": logprob, "bytes": as_bytes}
 
         likely = [[entry(t, p) for t, p in each.likely.items()] for each in tokens]
@@ -244,20 +249,20 @@ class Bodies:
         ]
         return {"content": content, "refusal": None}
 
-    def whole(self, choices: list[dict[str, Any]], usage: dict[str, int]) -> dict[str, Any]:
+    def complete(self, choices: list[dict[str, Any]], usage: dict[str, int]) -> dict[str, Any]:
         return {**self.head, "object": self.kind, "choices": choices, "usage": usage}
 
-    def piece(
+    def chunk(
         self, index: int, text: str, *, first: bool, finish: str | None, logprobs: dict[str, Any] | None
     ) -> dict[str, Any]:
         delta = {**({"role": "assistant"} if first else {}), **({"content": text} if text or first else {})}
-        said = {"delta": delta} if self.chat else {"text": text}
-        choices = [{"index": index, **said, "logprobs": logprobs, "finish_reason": finish}]
-        return {**self.head, "object": self.chunk, "choices": choices}
+        content = {"delta": delta} if self.chat else {"text": text}
+        choices = [{"index": index, **content, "logprobs": logprobs, "finish_reason": finish}]
+        return {**self.head, "object": self.chunk_kind, "choices": choices}
 
     def usage(self, usage: dict[str, int]) -> dict[str, Any]:
-        """Last chunk of a stream with ``include_usage``."""
-        return {**self.head, "object": self.chunk, "choices": [], "usage": usage}
+        """Build the last chunk of a stream with ``include_usage``."""
+        return {**self.head, "object": self.chunk_kind, "choices": [], "usage": usage}
 
 
 def usage(prompt: int, tokens: int) -> dict[str, int]:
@@ -275,7 +280,7 @@ def error_body(message: str, kind: str, code: str | None = None, param: str | No
 
 
 def described(errors: Any) -> tuple[str, str | None]:
-    """A message for the first of pydantic's errors, and the parameter that caused it."""
+    """Describe the first of pydantic's errors, and return with the message the parameter that caused it."""
     first = errors[0]
     path = [str(part) for part in first["loc"] if part != "body"]
     message = str(first["msg"]).removeprefix("Value error, ")

@@ -26,7 +26,7 @@ from lagwise.models.session import Prompt, StreamingSession
 from lagwise.ops.constants import moved
 from lagwise.tables import check_integer
 
-_CONTEXT = 8  # last tokens of a prompt that are decoded with the next ones, whose text depends on them
+_CONTEXT_TOKENS = 8  # last tokens of a prompt that are decoded with the next ones, whose text depends on them
 _log = logging.getLogger(__name__)
 
 
@@ -48,8 +48,8 @@ class Sampling:
         top_p: Sample from the most likely tokens whose probabilities sum to at least this.
         seed: Seed for reproducible texts.
         stop: Texts before which the output ends.
-        logprobs: Number of most likely tokens whose logarithmic probabilities, beside those of the chosen tokens, the
-            answer has; by default it has none.
+        logprobs: Number of most likely tokens whose log-probabilities the answer has in addition to those of its own
+            tokens; by default it has none.
     """
 
     max_tokens: int | None = None
@@ -70,26 +70,26 @@ def draw(logits: Tensor, rules: Sequence[tuple[Sampling, random.Random]]) -> lis
     Returns:
         A token of each row, -1 if its logits have NaN or are all -inf. On a GPU these are the only values read.
     """
-    chosen = logits.argmax(dim=1)
+    tokens = logits.argmax(dim=1)
     if any(rule.temperature > 0 for rule, _ in rules):
-        wide = torch.float32 if logits.device.type == "mps" else torch.float64
+        dtype = torch.float32 if logits.device.type == "mps" else torch.float64
         options = [(r.temperature, r.top_p, n.random() if r.temperature > 0 else 0.0) for r, n in rules]
-        temperature, top_p, numbers = moved(torch.tensor(options, dtype=wide).t()[..., None], logits.device)
-        scores, order = logits.to(wide).sort(dim=1, descending=True)
+        temperature, top_p, uniform = moved(torch.tensor(options, dtype=dtype).t()[..., None], logits.device)
+        scores, order = logits.to(dtype).sort(dim=1, descending=True)
         # Subtract the largest score first: division by a temperature near 0 could overflow.
         probability = ((scores - scores[:, :1]) / temperature.where(temperature > 0, 1)).softmax(dim=1)
         before = probability.cumsum(dim=1) - probability
         total = probability.masked_fill(before >= top_p, 0).cumsum(dim=1)
-        index = torch.searchsorted(total, numbers * total[:, -1:], right=True)
+        index = torch.searchsorted(total, uniform * total[:, -1:], right=True)
         # A number near 1 may be rounded up to the total.
         last = ((before < top_p).sum(dim=1, keepdim=True) - 1).clamp(min=0)  # no token qualifies if logits are NaN
-        drawn = order.gather(1, torch.minimum(index, last))
-        chosen = torch.where(temperature > 0, drawn, chosen[:, None]).squeeze(1)
-    return chosen.masked_fill(~(logits.amax(dim=1) > -math.inf), -1).tolist()
+        samples = order.gather(1, torch.minimum(index, last))
+        tokens = torch.where(temperature > 0, samples, tokens[:, None]).squeeze(1)
+    return tokens.masked_fill(~(logits.amax(dim=1) > -math.inf), -1).tolist()
 
 
 class TokenLogprobs(NamedTuple):
-    """A token of an answer, with its logarithmic probability, and those of the most likely tokens instead of it."""
+    """A token of an answer with its log-probability, and those of the most likely tokens at its position."""
 
     token: int
     logprob: float
@@ -120,22 +120,22 @@ class Answer:
         self.finish: Literal["stop", "length", "error"] | None = None
         self.error: Exception | None = None
         self.closed = False
-        self._close, self._wake, self._pieces = close, wake, deque[str]()
+        self._close, self._wake, self._unread = close, wake, deque[str]()
 
     def take(self) -> str:
         """Return the text since the last call. All text is available before ``finish`` is set."""
-        return "".join(self._pieces.popleft() for _ in range(len(self._pieces)))
+        return "".join(self._unread.popleft() for _ in range(len(self._unread)))
 
     def close(self) -> None:
         """Close the answer. The scheduler frees its resources before the next step."""
         self._close(self)
 
     def write(self, text: str) -> None:
-        self._pieces.append(text)
+        self._unread.append(text)
         self._wake()
 
     def note(self, token: int, logits: Tensor) -> None:
-        """Keep the probabilities of a token, if they were asked for: the model's own, whatever the sampling."""
+        """Record the log-probabilities of a token, if requested: those of the model, before temperature and top_p."""
         if self.sampling.logprobs is None:
             return
         logprobs = logits.cpu().double().log_softmax(0)
@@ -192,7 +192,7 @@ class Scheduler:
 
     @cached_property
     def spellings(self) -> list[bytes]:
-        """The bytes of each token id, if the tokenizer is one of bytes."""
+        """The bytes of each token id, if the tokenizer is byte-level."""
         return spellings(self.tokenizer) if is_byte_level(self.tokenizer) else []
 
     def submit(self, prompt: Sequence[int], sampling: Sampling, wake: Callable[[], None] = lambda: None) -> Answer:
@@ -210,7 +210,7 @@ class Scheduler:
         """
         limit, count = self.session.model.length_limit, sampling.max_tokens
         if count is not None and count > self.max_tokens:
-            raise ValueError(f"this server adds at most {self.max_tokens} tokens; max_tokens is {count}")
+            raise ValueError(f"max_tokens={count} exceeds this server's limit of {self.max_tokens}")
         if count is None:
             count = self.max_tokens if limit is None else max(1, min(self.max_tokens, limit - len(prompt)))
         check_prompt_length(limit, len(prompt), count)
@@ -234,7 +234,7 @@ class Scheduler:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Numbers of requests that are open, waiting for a row of the batch, and in the batch."""
+        """Count the requests that are open, waiting for a row of the batch, and in the batch."""
         waiting = len(self._waiting)
         return {"open": len(self._open), "waiting": waiting, "running": len(self._prompts) + len(self._running)}
 
@@ -315,7 +315,8 @@ class Scheduler:
                 if prompt.left:
                     self._prompts.append(answer)
                     continue
-                writer = TextWriter(self.tokenizer, [prompt.ids[-_CONTEXT:]], answer.sampling.stop, False, answer.write)
+                context, stop = prompt.ids[-_CONTEXT_TOKENS:], answer.sampling.stop
+                writer = TextWriter(self.tokenizer, [context], stop, False, answer.write)
                 self._running[self.session.join(prompt)] = answer, writer
             except Exception as error:
                 _log.exception("a prompt failed")
@@ -329,14 +330,14 @@ class Scheduler:
         try:
             answers = [self._running[handle][0] for handle in handles]
             tokens = draw(self.session.logits, [(answer.sampling, answer.numbers) for answer in answers])
-            chosen = dict(zip(handles, tokens, strict=True))
+            token_of = dict(zip(handles, tokens, strict=True))
             for answer in (answer for answer, token in zip(answers, tokens, strict=True) if token < 0):
                 answer.end("error", FloatingPointError("the model's logits are NaN, or all -inf"))
             for answer, token, logits in zip(answers, tokens, self.session.logits, strict=True):
                 if token >= 0 and token not in self._ends:
                     answer.note(token, logits)
-            self._drop([h for h in handles if chosen[h] < 0 or self._take(h, chosen[h])])
-            self.session.step({handle: chosen[handle] for handle in self.session.handles})
+            self._drop([h for h in handles if token_of[h] < 0 or self._take(h, token_of[h])])
+            self.session.step({handle: token_of[handle] for handle in self.session.handles})
         except Exception as error:  # for example out of memory; the session is unchanged
             _log.exception("a step of the batch failed")
             for answer, _ in self._running.values():

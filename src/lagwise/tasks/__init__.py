@@ -1,6 +1,6 @@
 """What can be learned, one per file."""
 
-from lagwise.outside import Parts
+from lagwise.outside import Registry
 from lagwise.tasks.base import Metric, Table, Task, TaskData
 from lagwise.tasks.forecasting import Forecasting
 from lagwise.tasks.image_classification import ImageClassification
@@ -19,6 +19,6 @@ _OWN: dict[str, type[Task]] = {
     "signal_to_signal": SignalToSignal,
     "forecasting": Forecasting,
 }
-TASKS = Parts("task", Task, "lagwise.tasks", _OWN)
+TASKS = Registry("task", Task, "lagwise.tasks", _OWN)
 
 __all__ = ["TASKS", "Metric", "Table", "Task", "TaskData", *(each.__name__ for each in _OWN.values())]

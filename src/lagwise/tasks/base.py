@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 from lagwise.data import open_rows
 from lagwise.data.batches import IGNORED
 from lagwise.data.options import DataOptions
+from lagwise.data.series_windows import RandomWindows, WindowCollator, Windows, even_windows
 from lagwise.data.tokenizers import without_template
 from lagwise.models.loading import by_rate, save_tokenizer
 from lagwise.progress import progress_bar
@@ -135,13 +136,23 @@ class Task:
         """A hash of the data, their splits, and what decides how they are read. Encodes nothing."""
         return self.source.key()
 
-    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> TaskData:
+    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> Any:
         """Read and encode the data, or load the cached result; ValueError for unsuitable data.
 
         Args:
             run: the folder of a trained run, whose tokenizer and labels the data must have.
-            source: other data for evaluation.
+            source: other data for evaluation: its test split, or all.
         """
+        run = None if run is None else run.resolve()  # a path is never taken for a tokenizer's name
+        if source is None:
+            return self._open(run, progress)
+        assert run is not None
+        return self._open_other(source, run, progress)
+
+    def _open(self, run: Path | None, progress: bool) -> Any:
+        raise NotImplementedError
+
+    def _open_other(self, source: str, run: Path, progress: bool) -> Any:
         raise NotImplementedError
 
     def rows(self, source: str) -> Any:
@@ -210,9 +221,8 @@ class TaskData:
     tokenizer: PreTrainedTokenizerBase | None
     #: the training loss, a function of (outputs, labels, num_items_in_batch), where it is not the model's own
     loss: Any = None
-    #: sets a trained model's configuration by its outputs for held-out rows, and returns what `reduce` kept of these;
-    #: None where nothing is set
-    calibrated: Any = None
+    #: whether `calibrate` sets anything
+    calibrates: bool = False
 
     _scored: Mapping[str, Any]  # encoded rows to evaluate on, by split
 
@@ -226,11 +236,7 @@ class TaskData:
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of the model's configuration that depend on the data."""
-        tokenizer = self.tokenizer
-        if tokenizer is None:
-            return {}
-        special = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
-        return {"vocab_size": len(tokenizer), **special}
+        return {} if self.tokenizer is None else tokenizer_fields(self.tokenizer)
 
     def resolved(self) -> dict[str, Any]:
         """The task's options, completed from the data and saved with a run, so that it predicts without its data."""
@@ -281,6 +287,10 @@ class TaskData:
         """The values of a validation batch that `metrics` needs; None if the loss is enough."""
         return None
 
+    def calibrate(self, model: Any, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Set a model's configuration by what `reduce` kept of its outputs for held-out rows, and return these."""
+        return logits
+
     def counted(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Number of labels, tokens or values over which the loss of a validation batch is the mean."""
         return (batch["labels"] != IGNORED).sum()
@@ -320,6 +330,41 @@ class TaskData:
         raise NotImplementedError
 
 
+class Recordings(TaskData):
+    """Series that are learned in random windows and answered whole. Abstract.
+
+    A subclass gives the windows of a split (``_windows``), with ``draw``, ``cut`` and ``lengths`` as `RandomWindows`
+    and `Windows` take them.
+    """
+
+    _hertz: Any = None  # sampling rates of the series of other data
+
+    def _windows(self, split: str) -> Any:
+        raise NotImplementedError
+
+    def resolved(self) -> dict[str, Any]:
+        return self.task.source.reading_options()
+
+    def sizes(self, batch_size: int) -> Sizes:
+        samples, length = sum(self._windows("train").lengths), self.task.data.length
+        steps = self.task.steps(length)
+        return Sizes(max(1, round(samples / (batch_size * length))), float(steps), steps)
+
+    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
+        windows = self._windows("train")
+        return RandomWindows(windows.draw, windows.lengths, steps * batch_size, seed)
+
+    def validation_examples(self, tokens: int) -> Dataset:
+        windows, length = self._windows("valid"), self.task.data.length
+        return Windows(windows.cut, even_windows(windows.lengths, length, tokens // self.task.steps(length)))
+
+    def collate(self, rows: Sequence[Any], training: bool = True) -> dict[str, Tensor]:
+        return WindowCollator(self.task.stride)(rows)
+
+    def _hertz_of(self, rows: Any) -> Any:
+        return self._hertz
+
+
 def outputs(
     task: Task,
     model: Any,
@@ -351,6 +396,12 @@ def outputs(
                     break
                 yield from zip(chosen, made, strict=True)
                 bar.update(len(chosen))
+
+
+def tokenizer_fields(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """The fields of a model's configuration that describe its tokens."""
+    special = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
+    return {"vocab_size": len(tokenizer), **special}
 
 
 def usable_lengths(lengths: Sequence[int] | None, default: Sequence[int], limit: int | None) -> list[int]:

@@ -77,7 +77,10 @@ class Forecasting(Task):
         except ValueError as error:
             raise ValueError(str(error).replace("`columns`", "`series`")) from error
 
-    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> SeriesParts:
+    def _open_other(self, source: str, run: Path, progress: bool) -> SeriesParts:
+        return self._open(run, progress, source)
+
+    def _open(self, run: Path | None, progress: bool, source: str | None = None) -> SeriesParts:
         table = self._read(source or str(self.data.source))
         x = table.frame.to_numpy(np.float64)
         length, width = self.data.length, self.data.length + self.horizon

@@ -30,12 +30,13 @@ from lagwise.data.labels import known_labels
 from lagwise.data.options import DataOptions
 from lagwise.data.rows import rows_to_evaluate
 from lagwise.models import LagwiseForImageClassification, LagwiseLinearForImageClassification
+from lagwise.models.embeddings import patch_side
+from lagwise.models.loading import read_config
 from lagwise.models.memory import check_images_memory
-from lagwise.tables import Share, Weight
+from lagwise.tables import Share, Weight, refuse
 from lagwise.tasks.base import LinearRows, Records, Sizes, Table, finite, outputs
-from lagwise.tasks.classes import class_fields, class_names
 from lagwise.tasks.figures import Figures, Log, image_gallery
-from lagwise.tasks.labelled import Labelled, LabelledRows
+from lagwise.tasks.labelled import Labelled, LabelledRows, class_fields, class_names
 
 _IMAGES_PER_BATCH = 64  # images of an evaluation at a time
 _MISTAKES, _SIDE = 24, 96  # a report's images, and their longer side in pixels
@@ -89,18 +90,18 @@ class ImageClassification(Labelled):
         wide: bool = False,
     ):
         super().__init__(data, label_smoothing)
-        if channels not in (1, 3):
-            raise ValueError(f"`channels` must be 1 or 3, got {channels!r}")
         check_changes(augment or [])
         self.image, self.label, self.channels = image, label, channels
         self.size = None if size is None else height_and_width(size)
         self.changes, self.mixup, self.cutmix = augment or [], mixup, cutmix
         self.mean, self.std, self.crop, self.wide = mean, std, crop, wide
-        for name, given in (("mean", mean), ("std", std)):
-            if given is not None and len(given) != channels:
-                raise ValueError(f"`{name}` must have a value for each of {channels} channels, got {given!r}")
-        if std is not None and not all(value > 0 for value in std):
-            raise ValueError(f"`std` must be greater than 0, got {std!r}")
+        whole = "a value for each of {} channels, got {!r}".format
+        refuse(
+            (channels not in (1, 3), f"`channels` must be 1 or 3, got {channels!r}"),
+            (mean is not None and len(mean) != channels, f"`mean` must have {whole(channels, mean)}"),
+            (std is not None and len(std) != channels, f"`std` must have {whole(channels, std)}"),
+            (std is not None and min(std) <= 0, f"`std` must be greater than 0, got {std!r}"),
+        )
         check_crop(crop, self.size)
 
     def fields(self) -> dict[str, Any]:
@@ -110,34 +111,28 @@ class ImageClassification(Labelled):
         return {}
 
     def check_config(self, config: Any) -> None:
-        from lagwise.models.embeddings import patch_side
-
         super().check_config(config)
         patch, channels = patch_side(config), config.inputs.get("channels", 3) if isinstance(config.inputs, dict) else 3
-        if channels != self.channels:
-            raise ValueError(
-                f"`channels` {self.channels} and the model's `inputs.channels` {channels} must be the same; give both"
-            )
-        if self.size is not None and any(side % patch for side in self.size):
-            height, width = self.size
-            raise ValueError(
+        height, width = self.size or (0, 0)
+        refuse(
+            (
+                channels != self.channels,
+                f"`channels` {self.channels} and the model's `inputs.channels` {channels} must be the same; give both",
+            ),
+            (
+                height % patch or width % patch,
                 f"images of {height} x {width} cannot be cut into patches of {patch}: give a `size` of multiples "
-                f"of {patch}, such as {max(patch, height // patch * patch)}, or the model another `inputs.size`"
-            )
+                f"of {patch}, such as {max(patch, height // patch * patch)}, or the model another `inputs.size`",
+            ),
+        )
 
-    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> LabelledImages:
-        if source is not None:
-            assert run is not None
-            return self._open_other(run, source)
+    def _open(self, run: Path | None, progress: bool) -> LabelledImages:
         if run is None and (self.changes or self.mixup or self.cutmix):
             torchvision_transforms()  # before the images are checked, which takes long
         images = prepare_images(self.source, size=self.size, channels=self.channels, progress=progress)
         return LabelledImages(self, images)
 
-    def _open_other(self, run: Path, source: str) -> LabelledImages:
-        """Return the images of another source (its test split, or all), with the labels of a run."""
-        from lagwise.models.loading import read_config
-
+    def _open_other(self, source: str, run: Path, progress: bool) -> LabelledImages:
         found = LabelledImages(self)
         found.label_names = names = class_names(read_config(run))
         rows: Any = rows_to_evaluate(self.rows(source).read(), source)
@@ -267,21 +262,18 @@ class LabelledImages(LabelledRows):
 
     def _resized(self, longer: int, config: Any) -> tuple[int, int]:
         """The size (height, width) of the trained shape whose longer side is given."""
-        from lagwise.models.embeddings import patch_side
-
         height, width = self.reader.size
         patch, scale = patch_side(config), longer / max(height, width)
         size = round(height * scale), round(width * scale)
         least = 1 if getattr(config, "wide", None) is None else config.wide["side"]
-        if min(size) < least:
-            raise ValueError(
-                f"`lengths` are longer sides of images in pixels; {longer} is less than a patch of {least}"
-            )
-        if any(side % patch or not side for side in size):
-            raise ValueError(
-                f"`lengths` are longer sides of images in pixels; {longer} gives {size[0]} x {size[1]}, which cannot "
-                f"be cut into patches of {patch}"
-            )
+        what = f"`lengths` are longer sides of images in pixels; {longer}"
+        refuse(
+            (min(size) < least, f"{what} is less than a patch of {least}"),
+            (
+                any(side % patch or not side for side in size),
+                f"{what} gives {size[0]} x {size[1]}, which cannot be cut into patches of {patch}",
+            ),
+        )
         return size
 
     def _shown(self, rows: _Pixels, i: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Rows with labels, classes or numbers: what the tasks that classify whole rows share."""
+"""Rows with labels, classes or numbers: what the tasks that classify share, with the tables and figures of results."""
 
 from __future__ import annotations
 
@@ -12,14 +12,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.data.options import DataOptions
-from lagwise.tables import counted
+from lagwise.tables import counted, known
 from lagwise.tasks.base import Metric, Table, Task, TaskData
-from lagwise.tasks.classes import class_counts, class_names
-from lagwise.tasks.classification_results import result_figures, result_tables, worst_of_several, worst_rows
-from lagwise.tasks.figures import Figures, Log
-from lagwise.tasks.scores import best_threshold, classification_scores, headline_of, regression_scores, several_scores
+from lagwise.tasks.figures import Figures, Log, confusion_matrix, metric_curve, predicted_against_true
+from lagwise.tasks.scores import (
+    METRICS,
+    best_threshold,
+    classification_scores,
+    headline_of,
+    regression_scores,
+    several_scores,
+)
 
 MOST_STRIDE = 16  # samples of a step, where it is found in the data
+_SHOWN = 20  # classes of a line
+_MOST_CLASSES = 20  # a printed confusion matrix has no more
+_SAME_ERROR = 0.999  # share of a mean squared error that is not clearly smaller than it
+_SCORED = ("valid", "test", "known_positions")
 _HALF = 0.5  # the probability above which a row has one of several labels, where no other is known
 
 
@@ -51,10 +60,43 @@ class Labelled(Task):
         return -(-samples // self.stride)
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
-        return result_tables(evaluation)
+        """Return the scores of each split; for classes also the test rows by class, and the confusion matrix if it is
+        not too wide; for events also the test scores at known positions."""
+        splits = [(name.replace("_", " "), evaluation[name]) for name in _SCORED if name in evaluation]
+        unit = evaluation["kind"] if evaluation["kind"] in ("steps", "events") else "rows"  # what is counted
+        names = [name for name in splits[0][1] if name != "rows"]
+        rows = [(split, *(f"{s[name]:.4f}" for name in names), s["rows"]) for split, s in splits]
+        tables = [Table("Scores", ("", *(name.replace("_", " ") for name in names), unit), rows)]
+        if baselines := evaluation.get("baselines"):
+            of_test = {"this run": evaluation["test"], **baselines}
+            rows = [(name, *(f"{scores[key]:.4f}" for key in names)) for name, scores in of_test.items()]
+            tables.append(Table("Test scores beside simple answers", ("", *(n.replace("_", " ") for n in names)), rows))
+        if evaluation["kind"] == "regression":
+            return [*tables, *_mistakes(evaluation)]
+        by_class = [
+            (name, *(f"{s[key]:.3f}" for key in ("precision", "recall", "f1")), s["rows"])
+            for name, s in evaluation["classes"].items()
+        ]
+        what = "class" if "confusion" in evaluation else "label"
+        tables.append(Table(f"Test {unit} by {what}", (what, "precision", "recall", "F1", unit), by_class))
+        if "confusion" in evaluation and len(evaluation["labels"]) <= _MOST_CLASSES:
+            title = f"Test {unit} by true class (down) and predicted class (across)"
+            matrix = zip(evaluation["labels"], evaluation["confusion"], strict=True)
+            tables.append(Table(title, ("", *evaluation["labels"]), [(name, *row) for name, row in matrix]))
+        return [*tables, *_mistakes(evaluation)]
 
     def figures(self, metrics: Log, evaluation: Mapping[str, Any] | None) -> Figures:
-        return result_figures(metrics, evaluation, self.metric)
+        """The learning curve by the headline, and the confusion matrix or predicted against true numbers."""
+        is_regression = any("eval_pearson" in line for line in metrics)
+        several = any("eval_micro_f1" in line for line in metrics)
+        name = self.metric or ("pearson" if is_regression else "micro_f1" if several else "accuracy")
+        chance = evaluation["majority"] if evaluation is not None and name == "accuracy" else None
+        figures = {"learning": lambda: metric_curve(metrics, name, METRICS[name], chance)}
+        if evaluation and "confusion" in evaluation:
+            figures["confusion"] = lambda: confusion_matrix(evaluation["confusion"], evaluation["labels"])
+        elif evaluation and is_regression:
+            figures["predictions"] = lambda: predicted_against_true(evaluation["predicted"], evaluation["true"])
+        return figures
 
     def _answer(self, model: Any, output: np.ndarray) -> dict[str, Any]:
         """``predicted``, the likeliest class, the number, or all labels that are likely enough, between ``|``; and for
@@ -155,12 +197,14 @@ class LabelledRows(TaskData):
         return self._of_labels(np.asarray(predictions), np.asarray(labels), _HALF)[0]
 
     @property
-    def calibrated(self) -> Any:  # type: ignore[override]
-        return self._with_threshold if self.several else None
+    def calibrates(self) -> bool:  # type: ignore[override]
+        return self.several
 
-    def _with_threshold(self, model: Any, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    def calibrate(self, model: Any, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Set the threshold of several labels in a model's configuration, that of the task or the best of some rows,
         and return these rows' logits, moved so that the threshold is at 0.5."""
+        if not self.several:
+            return logits
         threshold = self.task.threshold or best_threshold(logits, labels)
         model.config.threshold = threshold
         return logits - np.float32(np.log(threshold / (1 - threshold)))
@@ -193,3 +237,117 @@ class LabelledRows(TaskData):
         if self.several:
             return several_scores(logits > np.log(threshold / (1 - threshold)), labels, self.label_names)
         return classification_scores(logits.argmax(-1), labels, self.label_names)
+
+
+def checked_class_weights(given: str | dict[str, float]) -> str | dict[str, float]:
+    """The option ``task.class_weights``, a word or the weights of some classes. ValueError for any other value."""
+    if isinstance(given, str):
+        return known(given, ("none", "balanced"), "`class_weights`")
+    if not all(weight > 0 for weight in given.values()):
+        raise ValueError(f"`class_weights` must be greater than 0, got {given}")
+    return given
+
+
+def class_weights(given: str | dict[str, float], counts: Mapping[str, float]) -> Tensor | None:
+    """The weight of each class, of which there are ``counts``: those given, the others having 1, or the inverse of its
+    share, 1 if all shares are equal; a class without rows counts as if it had one. None for equal weights."""
+    if isinstance(given, dict):
+        for name in given:
+            known(name, counts, "class in `class_weights`")
+        return torch.tensor([given.get(name, 1.0) for name in counts])
+    rows = torch.tensor([*counts.values()])
+    return None if given == "none" else rows.sum() / (len(rows) * rows.clamp(min=1))
+
+
+def class_fields(names: Sequence[str]) -> dict[str, Any]:
+    """The fields of a model's configuration that define its classes."""
+    labels = dict(enumerate(names))
+    return {"num_labels": len(labels), "id2label": labels, "label2id": {name: i for i, name in labels.items()}}
+
+
+def class_names(config: Any) -> tuple[str, ...]:
+    """The classes of a model by id, from its configuration."""
+    return tuple(config.id2label[i] for i in range(config.num_labels))
+
+
+def class_counts(counts: Mapping[str, int], what: str = "classes") -> list[str]:
+    """A line with the number of training rows of each class; of many classes, of the most and the least common."""
+    ordered = sorted(counts.items(), key=lambda each: -each[1])
+    shown = [f"{name} {count:,}" for name, count in ordered]
+    if len(shown) > _SHOWN:
+        shown = [*shown[: _SHOWN - 3], "...", *shown[-3:]]
+    return [f"{what} in train: {', '.join(shown)}"] if shown else []
+
+
+def constant_of(evaluation: Mapping[str, Any]) -> dict[str, float]:
+    """Test scores of one answer for all rows, as `TaskData.constant_scores`, from a result."""
+    if evaluation.get("kind") in ("classification", "steps"):
+        return {"accuracy": evaluation["majority"]}
+    return {"mean_squared_error": float(np.var(evaluation["true"]))} if evaluation.get("kind") == "regression" else {}
+
+
+def constant_note(scores: Mapping[str, float], constant: Mapping[str, float], headline: str, rows: str) -> str | None:
+    """A sentence if one answer for all rows scores as well as a model; None if the model is better.
+
+    Accuracies are compared only where they are the headline: by other metrics, a model that is right less often than
+    the most common class can be useful.
+    """
+    if headline == "accuracy" and scores.get("accuracy", 1.0) <= constant.get("accuracy", 0.0):
+        answer, name = "the most common class", "accuracy"
+    elif scores.get("mean_squared_error", 0.0) >= _SAME_ERROR * constant.get("mean_squared_error", np.inf):
+        answer, name = "the mean", "mean_squared_error"
+    else:
+        return None
+    return (
+        f"No better than always answering {answer}: {name.replace('_', ' ')} {constant[name]:.4g} on the {rows}, this "
+        f"model {scores[name]:.4g}."
+    )
+
+
+def worst_rows(
+    logits: np.ndarray, labels: np.ndarray, names: Sequence[str] | None, most: int = 10
+) -> dict[int, dict[str, Any]]:
+    """The most confident wrong predictions, by the indices of their rows; of numbers (``names`` None) the predictions
+    with the largest errors."""
+    if names is None:
+        worst = np.argsort(-np.abs(logits[:, 0] - labels), kind="stable")[:most].tolist()
+        return {i: {"true": float(labels[i]), "predicted": float(logits[i, 0])} for i in worst}
+    shares = torch.tensor(logits, device="cpu").softmax(-1).numpy()
+    predicted = shares.argmax(-1)
+    wrong = np.flatnonzero(predicted != labels)
+    worst = wrong[np.argsort(-shares[wrong, predicted[wrong]], kind="stable")][:most].tolist()
+    return {
+        i: {
+            "true": names[labels[i]],
+            "predicted": names[predicted[i]],
+            "probability": float(shares[i, predicted[i]]),
+        }
+        for i in worst
+    }
+
+
+def worst_of_several(
+    logits: np.ndarray, labels: np.ndarray, names: Sequence[str], threshold: float, most: int = 10
+) -> dict[int, dict[str, Any]]:
+    """The rows with wrong labels whose mean cross-entropy is largest, by their places."""
+    shares, true = torch.tensor(logits, device="cpu").sigmoid().numpy(), labels.astype(bool)
+    predicted = shares > threshold
+    losses = -np.log(np.where(true, shares, 1 - shares).clip(1e-9)).mean(1)
+    wrong = np.flatnonzero((predicted != true).any(1))
+    worst = wrong[np.argsort(-losses[wrong], kind="stable")][:most].tolist()
+
+    def named(marks: np.ndarray) -> str:
+        return ", ".join(name for name, on in zip(names, marks, strict=True) if on) or "none"
+
+    return {i: {"true": named(true[i]), "predicted": named(predicted[i]), "loss": float(losses[i])} for i in worst}
+
+
+def _mistakes(evaluation: Mapping[str, Any]) -> list[Table]:
+    """The worst rows, if the evaluation has them (of images, with the images)."""
+    rows = [each for each in evaluation.get("mistakes", ()) if "row" in each]
+    if not rows:
+        return []
+    title = "Largest errors" if evaluation["kind"] == "regression" else "Most confident mistakes"
+    head = [name for name in rows[0] if name != "row"]
+    shown = [[f"{each[name]:.3g}" if isinstance(each[name], float) else each[name] for name in head] for each in rows]
+    return [Table(title, ("row", *head), [(each["row"], *cells) for each, cells in zip(rows, shown, strict=True)])]

@@ -1,22 +1,122 @@
-"""Predict the next token of running text."""
+"""Running text as data, and the prediction of its next token."""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lagwise.data import ScheduledExamples, token_bytes
+from lagwise.data import (
+    ScheduledExamples,
+    TokenData,
+    content_key,
+    load_tokenizer,
+    open_source,
+    prepare,
+    token_bytes,
+)
+from lagwise.data.options import AUTO, DataOptions
+from lagwise.data.reading import inner_suffix
 from lagwise.evaluation import compressor_bits_per_byte, evaluate, extrapolation
 from lagwise.evaluation.perplexity import Score
+from lagwise.files import expanded
 from lagwise.models import LagwiseForCausalLM
-from lagwise.tasks.base import Metric, Table, usable_lengths
+from lagwise.tasks.base import Metric, Sizes, Table, Task, TaskData, usable_lengths
 from lagwise.tasks.figures import Figures, Log, length_curve, loss_curve
-from lagwise.tasks.running_text import DEFAULT_LENGTHS, DEFAULT_TOKENS, RunningText, TextData
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+DEFAULT_LENGTHS = (512, 1024, 2048, 4096, 8192, 14336)
+DEFAULT_TOKENS = 16 * 14336 + 1
+
+
+class RunningText(Task):
+    """A task that learns from text in token files. Abstract.
+
+    Data: text as in `lagwise.data.open_source`, by default Python's standard library.
+    """
+
+    #: the class of its data
+    opened: type[TextData]
+    supports = frozenset({"lengths", "evaluate_length", "sequence_parallel"})
+
+    def __init__(self, data: DataOptions):
+        super().__init__(data)
+        self.by_default = data.source is None
+        data.source = "stdlib" if data.source is None else data.source
+        data.tokenizer = "bytes" if data.tokenizer == AUTO else data.tokenizer  # unless a training has chosen another
+
+    @staticmethod
+    def prepared(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+        """The tokenizer of the token files with the tokens that the task adds."""
+        return tokenizer
+
+    def lengths(self) -> dict[str, int]:
+        evaluate_length = self.data.evaluate_length
+        return super().lengths() | ({} if evaluate_length is None else {"`evaluate_length`": evaluate_length})
+
+    def key(self) -> str:
+        return content_key(open_source(self.source), self.data.tokenizer, self.data.vocab_size)
+
+    def _open_other(self, source: str, run: Path, progress: bool) -> TextData:
+        return self.opened(self, prepare(source, str(run), progress=progress))
+
+    def _open(self, run: Path | None, progress: bool) -> TextData:
+        options = self.data
+        if run is None and progress and self.by_default:  # before the minutes that reading it may take
+            print("no data are given, so the text is Python's standard library", file=sys.stderr)
+        text = prepare(self.source, options.tokenizer, vocab_size=options.vocab_size, progress=progress)
+        if run is not None and self.prepared(text.tokenizer).get_vocab() != load_tokenizer(str(run)).get_vocab():
+            text = prepare(self.source, str(run), progress=progress)
+        return self.opened(self, text)
+
+    @property
+    def source(self) -> str:
+        """The name of the text."""
+        assert self.data.source is not None
+        return self.data.source
+
+
+class TextData(TaskData):
+    """The text of a task in token files. Abstract."""
+
+    task: RunningText
+
+    def __init__(self, task: RunningText, text: TokenData):
+        super().__init__(task, task.prepared(text.tokenizer))
+        self.text: Any = text
+
+    def notes(self) -> Sequence[str]:
+        source = "Python's standard library" if self.task.source == "stdlib" else self.task.source
+        tokens = ", ".join(f"{split} {len(ids):,}" for split, ids in self.text.splits.items())
+        notes = [f"text: {source}; tokens: {tokens}"]
+        if inner_suffix(Path(self.task.source)) in (".csv", ".tsv"):
+            notes.append("a table is read as plain text here; recipes for its columns are classify and forecast-tnn")
+        if expanded(self.task.source).is_dir():
+            notes += open_source(self.task.source).notes
+        return notes
+
+    @property
+    def valid_length(self) -> int:
+        """The length of validation sequences."""
+        return self.task.data.evaluate_length or self.task.data.length
+
+    @property
+    def sequence_lengths(self) -> Sequence[int]:
+        """The lengths of training sequences; every step draws one."""
+        return self.task.data.lengths or [self.task.data.length]
+
+    def sizes(self, batch_size: int) -> Sizes:
+        tokens = sum(self.sequence_lengths) / len(self.sequence_lengths)
+        steps = max(1, round(len(self.text.splits["train"]) / (batch_size * tokens)))
+        return Sizes(steps, tokens, self.task.data.length)
 
 
 class PlainText(TextData):
@@ -26,7 +126,7 @@ class PlainText(TextData):
         return ScheduledExamples(self.text, self.sequence_lengths, batch_size, steps, seed)
 
     def validation_examples(self, tokens: int) -> Dataset:
-        return self.text.validation_examples(self.task.data.evaluate_length or self.task.data.length, tokens)
+        return self.text.validation_examples(self.valid_length, tokens)
 
     def counted(self, batch: Mapping[str, Tensor]) -> Tensor:
         return super().counted({"labels": batch["labels"][:, 1:]})  # nothing predicts the first token
@@ -59,7 +159,7 @@ class PlainText(TextData):
         valid_sizes, test_sizes = (token_bytes(tokenizer, data.bytes_per_token(s)) for s in ("valid", "test"))
         text = str(tokenizer.decode(test[1:], skip_special_tokens=True)).encode()
         window = max(1, round(self.task.data.length * data.bytes_per_token("test")))
-        valid_at = self.task.data.evaluate_length or self.task.data.length
+        valid_at = self.valid_length
         result = {
             "valid": evaluate(model, valid, min(valid_at, limit or valid_at), valid_sizes).to_dict(),
             "test": [s.to_dict() for s in extrapolation(model, test, lengths, test_sizes, progress=progress)],

@@ -28,7 +28,7 @@ from lagwise.models import LagwiseForMaskedLM
 from lagwise.tables import Number
 from lagwise.tasks.base import Metric, Table, usable_lengths
 from lagwise.tasks.figures import Figures, Log, length_curve, metric_curve
-from lagwise.tasks.running_text import DEFAULT_LENGTHS, RunningText, TextData
+from lagwise.tasks.language_modelling import DEFAULT_LENGTHS, RunningText, TextData
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,8 +45,7 @@ class HiddenText(TextData):
         return self._masked(ScheduledExamples(self.text, self.sequence_lengths, batch_size, steps, seed), seed)
 
     def validation_examples(self, tokens: int) -> Dataset:
-        length = self.task.data.evaluate_length or self.task.data.length
-        return self._masked(self.text.validation_examples(length, tokens), EVALUATION_SEED)
+        return self._masked(self.text.validation_examples(self.valid_length, tokens), EVALUATION_SEED)
 
     def collate(self, rows: Sequence[Mapping[str, Any]], training: bool = True) -> dict[str, Tensor]:
         return collate_documents(rows)

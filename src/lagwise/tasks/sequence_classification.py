@@ -31,21 +31,28 @@ from lagwise.data import (
     with_pairs,
 )
 from lagwise.data.batches import by_length, length_step, like_lengths, series, with_all_labels
-from lagwise.data.encoding import feature_scale, sizes_differ
+from lagwise.data.encoding import feature_scale, sizes_differ, timed_fields, typical_time
 from lagwise.data.examples import ChangedExamples
 from lagwise.data.labelled import INPUTS, input_columns
 from lagwise.data.labelled_rows import RATE
 from lagwise.data.labels import KINDS, MULTI_LABEL
 from lagwise.data.options import DataOptions
-from lagwise.data.sample_times import timed_fields, typical_time
 from lagwise.data.tokenizers import without_template
 from lagwise.models import LagwiseForSequenceClassification, LagwiseLinearForSequenceClassification
-from lagwise.models.loading import save_tokenizer
+from lagwise.models.loading import read_config, save_tokenizer
 from lagwise.models.rates import require_rate
-from lagwise.tables import Count, Number, Share, known
+from lagwise.tables import Count, Number, Share, known, refuse
 from lagwise.tasks.base import LinearRows, Metric, Records, Sizes, finite, require_none
-from lagwise.tasks.classes import CLASS_WEIGHTS, balanced_weights, class_fields, class_names
-from lagwise.tasks.labelled import MOST_STRIDE, Labelled, LabelledRows, check_samples
+from lagwise.tasks.labelled import (
+    MOST_STRIDE,
+    Labelled,
+    LabelledRows,
+    check_samples,
+    checked_class_weights,
+    class_fields,
+    class_names,
+    class_weights,
+)
 from lagwise.tasks.scores import check_metric, default_metric, headline_of
 
 if TYPE_CHECKING:
@@ -130,21 +137,26 @@ class SequenceClassification(Labelled):
         self.kind, self.metric = known(kind, KINDS, "`kind`"), metric
         check_metric(metric, self.kind)
         self.inputs = known(inputs, INPUTS, "`inputs`")
-        self.class_weights = known(class_weights, CLASS_WEIGHTS, "`class_weights`")
+        self.class_weights = checked_class_weights(class_weights)
         self.text, self.label, self.threshold = text, label, threshold
-        if isinstance(label, list) and len(label) < 2:
-            raise ValueError(f"`label` must be a column, or two or more columns of 0 and 1, got {label!r}")
         self.separate, self.group = separate, group
         if time is not None and stride is None:
             stride = 1
-        if time is not None and stride != 1:
-            raise ValueError(f"`time`, of samples with times of their own, needs `stride=1`, got {stride}")
+        refuse(
+            (
+                isinstance(label, list) and len(label) < 2,
+                f"`label` must be a column, or two or more columns of 0 and 1, got {label!r}",
+            ),
+            (
+                time is not None and stride != 1,
+                f"`time`, of samples with times of their own, needs `stride=1`, got {stride}",
+            ),
+            (stride != 1 and inputs == "tokens", f"`stride` is for series, got {stride!r}"),
+        )
         self.finds_stride, self.time = stride is None, time
         self.stride = MOST_STRIDE if stride is None else stride
         self.features, self.lines, self.rate = features, lines, rate
         self.wide = wide and time is None
-        if stride != 1 and inputs == "tokens":
-            raise ValueError(f"`stride` is for series, got {stride!r}")
         if inputs == "tokens":
             what = "sequence_classification with `inputs=tokens`"
             require_none(what, features=features, lines=lines, rate=rate, time=time)
@@ -182,11 +194,7 @@ class SequenceClassification(Labelled):
         options: dict[str, Any] = {name: getattr(self, name) for name in names}
         return open_series(source, self.label, **options, any_rate=any_rate)
 
-    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> ClassifiedRows:
-        run = None if run is None else run.resolve()  # a path is never taken for a tokenizer's name
-        if source is not None:
-            assert run is not None
-            return self._open_other(run, source)
+    def _open(self, run: Path | None, progress: bool) -> ClassifiedRows:
         rows = prepare_labelled(self.source, **self.reading, progress=progress)
         tokenizer = rows.tokenizer
         if run is not None and tokenizer is not None:
@@ -195,12 +203,21 @@ class SequenceClassification(Labelled):
                 reading: dict[str, Any] = {**self.reading, "tokenizer": str(run)}
                 rows, tokenizer = prepare_labelled(self.source, **reading, progress=progress), own
         check_metric(self.metric, rows.kind, rows.label_names)
-        if self.threshold is not None and rows.kind != MULTI_LABEL:
-            raise ValueError(f"`threshold` {self.threshold} is for several labels per row (`kind={MULTI_LABEL}`)")
-        if rows.kind == MULTI_LABEL and self.class_weights != "none":
-            raise ValueError("`class_weights` does not apply to several labels per row, which have a `threshold`")
-        if rows.label_names is None and (self.class_weights != "none" or self.label_smoothing):
-            raise ValueError("`class_weights` and `label_smoothing` do not apply to regression")
+        weighted, several = self.class_weights != "none", rows.kind == MULTI_LABEL
+        refuse(
+            (
+                self.threshold is not None and not several,
+                f"`threshold` {self.threshold} is for several labels per row (`kind={MULTI_LABEL}`)",
+            ),
+            (
+                several and weighted,
+                "`class_weights` does not apply to several labels per row, which have a `threshold`",
+            ),
+            (
+                rows.label_names is None and (weighted or self.label_smoothing),
+                "`class_weights` and `label_smoothing` do not apply to regression",
+            ),
+        )
         if run is None and self.inputs == "values":
             longest = max(rows.splits["train"]["length"][:])
             if self.finds_stride:
@@ -212,10 +229,7 @@ class SequenceClassification(Labelled):
             raise ValueError(f"the sounds of {self.data.source!r} have a sampling rate of {own} Hz, not {self.rate}")
         return found
 
-    def _open_other(self, run: Path, source: str) -> ClassifiedRows:
-        """Return the rows of another table (its test split, or all), with the labels of a run."""
-        from lagwise.models.loading import read_config
-
+    def _open_other(self, source: str, run: Path, progress: bool) -> ClassifiedRows:
         config: Any = read_config(run)
         found = ClassifiedRows(self, load_tokenizer(str(run)) if config.input_name == "tokens" else None)
         found.label_names = None if config.num_labels == 1 else class_names(config)
@@ -289,8 +303,8 @@ class ClassifiedRows(LabelledRows):
         if rows is None:
             return
         rows, train, self.several = self.rows, self.rows.splits["train"], rows.kind == MULTI_LABEL
-        if rows.label_names is not None and task.class_weights == "balanced":
-            self.weights = balanced_weights(torch.tensor([rows.counts["train"][name] for name in rows.label_names]))
+        if rows.label_names is not None and not self.several:
+            self.weights = class_weights(task.class_weights, {n: rows.counts["train"][n] for n in rows.label_names})
         self.label_variance = float(np.var(train["label"][:])) or 1.0
         self._longest = task.steps(max(train["length"][:]))
 

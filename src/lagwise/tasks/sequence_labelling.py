@@ -13,31 +13,21 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from lagwise.data import RowEncoder, SeriesSource, open_series
 from lagwise.data.batches import IGNORED, series
+from lagwise.data.encoding import timed_fields, typical_time
 from lagwise.data.labelled_rows import RATE
 from lagwise.data.labelled_series import NO_EVENT, LabelledSeries, prepare_series, read_series_for
 from lagwise.data.options import DataOptions
 from lagwise.data.rows import rows_to_evaluate
-from lagwise.data.sample_times import timed_fields, typical_time
-from lagwise.data.series_windows import (
-    CHANGES,
-    LabelledWindows,
-    RandomWindows,
-    WholeSeries,
-    WindowCollator,
-    Windows,
-    even_windows,
-    step_targets,
-)
+from lagwise.data.series_windows import CHANGES, LabelledWindows, step_targets
 from lagwise.evaluation.events import event_scores, expected_events, find_events, latest_report, paired_classes
 from lagwise.models import LagwiseForTokenClassification
-from lagwise.tables import Count, Whole, counted, known
-from lagwise.tasks.base import Records, Sizes, TaskData, finite
-from lagwise.tasks.classes import balanced_weights, checked_class_weights, class_fields, class_names
-from lagwise.tasks.labelled import Labelled
+from lagwise.models.loading import read_config
+from lagwise.tables import Count, Whole, counted, known, refuse
+from lagwise.tasks.base import Recordings, Records, finite
+from lagwise.tasks.labelled import Labelled, checked_class_weights, class_fields, class_names, class_weights
 from lagwise.tasks.scores import classification_scores, headline_of
 
 
@@ -93,27 +83,30 @@ class SequenceLabelling(Labelled):
     ):
         super().__init__(data)
         self.stride, self.delay = stride, delay
-        if (events is None) != (tolerance is None):
-            raise ValueError(
+        self.changes = augment or {}
+        refuse(
+            (
+                (events is None) != (tolerance is None),
                 f"`events` and `tolerance` belong together, got {events!r} and {tolerance!r}: tolerance is how "
-                "far, in samples, an event that is found may be from a true one"
-            )
+                "far, in samples, an event that is found may be from a true one",
+            ),
+            (
+                data.length < stride + delay,
+                f"`length` {data.length} is less than `stride` and `delay`, {stride} + {delay}",
+            ),
+            (
+                time is not None and (stride != 1 or delay or self.changes),
+                "`time`, of samples with times of their own, needs `stride=1`, `delay=0` and no `augment`, "
+                f"got {stride}, {delay} and {self.changes}",
+            ),
+        )
         self.reach = 0 if tolerance is None else tolerance // stride  # in steps
         self.tolerance = tolerance
-        if data.length < stride + delay:
-            raise ValueError(f"`length` {data.length} is less than `stride` and `delay`, {stride} + {delay}")
-        self.changes = augment or {}
         for name, value in self.changes.items():
-            known(name, CHANGES, "key in `augment`")
-            if not 0 <= value <= CHANGES[name]:
-                raise ValueError(f"`augment.{name}` must be in [0, {CHANGES[name]:g}], got {value!r}")
+            most = CHANGES[known(name, CHANGES, "key in `augment`")]
+            refuse((not 0 <= value <= most, f"`augment.{name}` must be in [0, {most:g}], got {value!r}"))
         self.class_weights = checked_class_weights(class_weights)
         self.values, self.label, self.events = values, label, events
-        if time is not None and (stride != 1 or delay or self.changes):
-            raise ValueError(
-                "`time`, of samples with times of their own, needs `stride=1`, `delay=0` and no `augment`, "
-                f"got {stride}, {delay} and {self.changes}"
-            )
         self.features, self.rate, self.time, self.group = features, rate, time, group
 
     def fields(self) -> dict[str, Any]:
@@ -136,18 +129,12 @@ class SequenceLabelling(Labelled):
         options: dict[str, Any] = {name: getattr(self, name) for name in names}
         return open_series(source, self.label, per_sample=True, **options, any_rate=any_rate)
 
-    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> SeriesWithClasses:
-        if source is not None:
-            assert run is not None
-            return self._open_other(run, source)
+    def _open(self, run: Path | None, progress: bool) -> SeriesWithClasses:
         columns = {name: getattr(self, name) for name in ("values", "label", "events", "group")}
         found = prepare_series(self.source, **columns, progress=progress)
         return SeriesWithClasses(self, found)
 
-    def _open_other(self, run: Path, source: str) -> SeriesWithClasses:
-        """Return the rows of another table (its test split, or all), with the labels of a run."""
-        from lagwise.models.loading import read_config
-
+    def _open_other(self, source: str, run: Path, progress: bool) -> SeriesWithClasses:
         found = SeriesWithClasses(self)
         config: Any = read_config(run)
         found.label_names = names = class_names(config)
@@ -202,7 +189,7 @@ class SequenceLabelling(Labelled):
         return finite(logits.float().softmax(-1).cpu().numpy(), "probabilities")
 
 
-class SeriesWithClasses(TaskData):
+class SeriesWithClasses(Recordings):
     """The series of a task, with a class for each sample, or for events in them.
 
     Args:
@@ -211,7 +198,6 @@ class SeriesWithClasses(TaskData):
 
     task: SequenceLabelling
     label_names: tuple[str, ...]
-    _hertz: Sequence[int] | None = None  # sampling rates of the series of other data
 
     def __init__(self, task: SequenceLabelling, rows: LabelledSeries | None = None):
         super().__init__(task)
@@ -219,20 +205,11 @@ class SeriesWithClasses(TaskData):
         if rows is None:
             return
         self.label_names = rows.label_names
-        self.weights = self._class_weights()
-        self._scored = {split: WholeSeries(rows.splits[split]) for split in ("valid", "test")}
-
-    def _class_weights(self) -> Tensor | None:
-        if not isinstance(self.task.class_weights, str):
-            for name in self.task.class_weights:
-                known(name, self.label_names, "class in `class_weights`")
-            return torch.tensor([self.task.class_weights.get(name, 1.0) for name in self.label_names])
-        if self.task.class_weights == "none":
-            return None
-        counts = torch.tensor([float(self.rows.counts["train"][name]) for name in self.label_names])
-        if self.task.events is not None:
-            counts[0] /= self.task.stride  # steps without an event
-        return balanced_weights(counts)
+        counts = {name: float(rows.counts["train"][name]) for name in rows.label_names}
+        if task.events is not None:
+            counts[NO_EVENT] /= task.stride  # steps without an event
+        self.weights = class_weights(task.class_weights, counts)
+        self._scored = {split: LabelledWindows(rows.splits[split]) for split in ("valid", "test")}
 
     def fields(self) -> dict[str, Any]:
         scale = {"mean": self.rows.mean, "std": self.rows.std, **({"gaps": True} if self.rows.gaps else {})}
@@ -242,9 +219,6 @@ class SeriesWithClasses(TaskData):
             "inputs": {"name": "values", "features": self.rows.features, "stride": self.task.stride, **scale},
             **class_fields(self.label_names),
         }
-
-    def resolved(self) -> dict[str, Any]:
-        return self.task.source.reading_options()
 
     def constant_scores(self) -> dict[str, float]:
         counts = self.rows.counts["valid"].values()
@@ -261,18 +235,6 @@ class SeriesWithClasses(TaskData):
             lines.append(f"{split}: {len(rows):,} series of {samples}; {what}: {shown}")
         return [*lines, *self.rows.notes]
 
-    def sizes(self, batch_size: int) -> Sizes:
-        samples, steps = sum(self.rows.splits["train"]["length"][:]), self.task.steps(self.task.data.length)
-        return Sizes(max(1, round(samples / (batch_size * self.task.data.length))), float(steps), steps)
-
-    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
-        windows = self._windows("train")
-        return RandomWindows(windows.draw, windows.lengths, steps * batch_size, seed)
-
-    def validation_examples(self, tokens: int) -> Dataset:
-        windows, length = self._windows("valid"), self.task.data.length
-        return Windows(windows.cut, even_windows(windows.lengths, length, tokens // self.task.steps(length)))
-
     def _windows(self, split: str) -> LabelledWindows:
         return LabelledWindows(
             self.rows.splits[split],
@@ -284,9 +246,6 @@ class SeriesWithClasses(TaskData):
             std=self.rows.std,
             changes=self.task.changes,
         )
-
-    def collate(self, rows: Sequence[Any], training: bool = True) -> dict[str, Tensor]:
-        return WindowCollator(self.task.stride)(rows)
 
     def loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
         """Compute the cross-entropy with class weights: a mean over the steps that have a label."""
@@ -320,9 +279,6 @@ class SeriesWithClasses(TaskData):
         result = {"kind": "steps" if self.task.events is None else "events", "labels": self.label_names}
         after = stride - 1 if tolerance is None else latest_report(stride, tolerance)
         return {**result, **super().evaluate(model, **options), "delay": self.task.delay + after}
-
-    def _hertz_of(self, rows: Any) -> Any:
-        return self._hertz
 
     def _measured(self, output: tuple[np.ndarray, int], rows: Any, i: int) -> list[np.ndarray]:
         """The predicted and true classes of steps, or of events and of the positions of true events."""

@@ -6,22 +6,20 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from lagwise.data.arrays import SERIES, row_arrays
-from lagwise.data.batches import IGNORED
+from lagwise.data.batches import IGNORED, series
+from lagwise.data.encoding import RowEncoder, timed_fields, typical_time
 from lagwise.data.options import DataOptions
 from lagwise.data.prepared import key_of
-from lagwise.data.sample_times import timed_fields, typical_time
 from lagwise.data.series import SeriesSource
-from lagwise.data.series_windows import RandomWindows, WindowCollator, Windows, even_windows
-from lagwise.data.signal_files import open_inputs, open_signals
 from lagwise.data.signals import (
     Damage,
     SignalPairs,
@@ -29,15 +27,18 @@ from lagwise.data.signals import (
     WholeSignals,
     check_loud,
     checked_signal,
+    open_inputs,
+    open_signals,
     prepare_signals,
 )
 from lagwise.data.splits import SPLITS
 from lagwise.evaluation.signals import si_sdr, signal_scores
 from lagwise.models import LagwiseForSignalRegression
+from lagwise.models.loading import read_config
 from lagwise.models.signal_stream import whole_output
-from lagwise.tables import Count, Number, Share, counted, known
+from lagwise.tables import Count, Number, Share, counted, known, refuse
 from lagwise.tables import Whole as WholeNumber
-from lagwise.tasks.base import Metric, Sizes, Table, Task, TaskData, finite
+from lagwise.tasks.base import Metric, Recordings, Table, Task, finite
 from lagwise.tasks.figures import Figures, Log, signals_beside
 
 LOSSES = {
@@ -101,29 +102,34 @@ class SignalToSignal(Task):
         time: str | None = None,
     ):
         super().__init__(data)
-        if (noise is None) != (ratios is None):
-            raise ValueError(
-                f"`noise` and `ratios` belong together, got {noise!r} and {ratios!r}: ratios are those of the "
-                "signal's power to the noise's, in dB, such as [0, 5, 10]"
-            )
-        if ratios is not None and not ratios:
-            raise ValueError("`ratios` must have at least one ratio in dB, got []")
         self.made = noise is not None or hide > 0  # the inputs, from the targets
-        if self.made and targets is not None:
-            raise ValueError(
-                f"`targets` {targets!r} are for data with targets; with `noise` or `hide` the inputs are made "
-                "of the columns `features`"
-            )
-        if data.length < stride + delay:
-            raise ValueError(f"`length` {data.length} is less than `stride` and `delay`, {stride} + {delay}")
-        if window and window < stride + delay:
-            raise ValueError(f"`window` must be 0 or at least `stride` + `delay` = {stride + delay}, got {window}")
-        self.headline = LOSSES[known(loss, LOSSES, "`loss`")]
-        if time is not None and (stride != 1 or delay or window or self.made):
-            raise ValueError(
+        refuse(
+            (
+                (noise is None) != (ratios is None),
+                f"`noise` and `ratios` belong together, got {noise!r} and {ratios!r}: ratios are those of the "
+                "signal's power to the noise's, in dB, such as [0, 5, 10]",
+            ),
+            (ratios == [], "`ratios` must have at least one ratio in dB, got []"),
+            (
+                self.made and targets is not None,
+                f"`targets` {targets!r} are for data with targets; with `noise` or `hide` the inputs are made of the "
+                "columns `features`",
+            ),
+            (
+                data.length < stride + delay,
+                f"`length` {data.length} is less than `stride` and `delay`, {stride} + {delay}",
+            ),
+            (
+                window and window < stride + delay,
+                f"`window` must be 0 or at least `stride` + `delay` = {stride + delay}, got {window}",
+            ),
+            (
+                time is not None and (stride != 1 or delay or window or self.made),
                 "`time`, of samples with times of their own, needs `stride=1`, `delay=0`, `window=0`, and "
-                f"no `noise` or `hide`, got {stride}, {delay}, {window}, {noise!r} and {hide:g}"
-            )
+                f"no `noise` or `hide`, got {stride}, {delay}, {window}, {noise!r} and {hide:g}",
+            ),
+        )
+        self.headline = LOSSES[known(loss, LOSSES, "`loss`")]
         self.features, self.targets, self.rate, self.time = features, targets, rate, time
         self.stride, self.delay, self.window, self.loss = stride, delay, window, loss
         self.noise, self.ratios, self.hide, self.hide_length = noise, ratios or [], hide, hide_length
@@ -152,7 +158,11 @@ class SignalToSignal(Task):
         return {"inputs": {"name": "values", "stride": self.stride, **timed_fields(self.time)}, "outputs": outputs}
 
     def lengths(self) -> dict[str, int]:
-        return {"`length` (in steps)": -(-self.data.length // self.stride)}
+        return {"`length` (in steps)": self.steps(self.data.length)}
+
+    def steps(self, samples: int) -> int:
+        """Return the steps of the model for so many samples of a signal."""
+        return -(-samples // self.stride)
 
     def check_config(self, config: Any) -> None:
         super().check_config(config)
@@ -162,13 +172,7 @@ class SignalToSignal(Task):
     def key(self) -> str:
         return key_of([self.source.key(), None if self.noises is None else self.noises.key()])
 
-    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> SignalData:
-        if source is not None:
-            assert run is not None
-            signals, hertz = self._other(source, run)
-            found = SignalData(self, scored={"test": signals})
-            found._hertz = hertz if self.rate is not None else None
-            return found
+    def _open(self, run: Path | None, progress: bool) -> SignalData:
         pairs = prepare_signals(self.source, progress=progress)
         noises = None if self.noises is None else prepare_signals(self.noises, progress=progress)
         if noises is not None and noises.inputs not in (1, pairs.inputs):
@@ -181,17 +185,14 @@ class SignalToSignal(Task):
         damage = Damage(noises, self.ratios, self.hide, self.hide_length)
         return SignalData(self, pairs, {split: WholeSignals(pairs, split, damage, self.delay) for split in SPLITS})
 
-    def _other(self, name: str, run: Path) -> tuple[Sequence[Whole], list[int | None]]:
-        """The signals of other data (their test split, or all), which must have targets, for the model of a run; and
-        the sampling rates of sounds."""
-        from lagwise.models.loading import read_config
-
+    def _open_other(self, source: str, run: Path, progress: bool) -> SignalData:
+        """The signals of other data must have targets."""
         config: Any = read_config(run)
         wanted = config.inputs["features"], config.outputs["features"]
-        source = open_signals(name, **self._reading, any_rate=self.rate is not None)
-        split = "test" if "test" in source.split_names else source.split_names[0]
-        found, hertz = [], []
-        for signal in source.signals(split):
+        opened = open_signals(source, **self._reading, any_rate=self.rate is not None)
+        split = "test" if "test" in opened.split_names else opened.split_names[0]
+        whole, hertz = [], []
+        for signal in opened.signals(split):
             checked_signal(signal, None)
             shapes = signal.inputs.shape[1], signal.targets.shape[1]
             if shapes != wanted:
@@ -199,9 +200,11 @@ class SignalToSignal(Task):
                     f"{signal.where} has {shapes[0]} inputs and {shapes[1]} outputs, but the model has {wanted[0]} and "
                     f"{wanted[1]}"
                 )
-            found.append(Whole(signal.inputs, signal.targets, None))
+            whole.append(Whole(signal.inputs, signal.targets, None))
             hertz.append(signal.rate)
-        return found, hertz
+        found = SignalData(self, scored={"test": whole})
+        found._hertz = hertz if self.rate is not None else None
+        return found
 
     def rows(self, source: str) -> Any:
         return open_inputs(source, features=self.features, time=self.time)
@@ -211,21 +214,9 @@ class SignalToSignal(Task):
 
     def _encoded(self, model: Any, tokenizer: Any, rows: Any) -> list[Whole]:
         """Each row's ``input_values``, which may have NaN."""
-        signals, features = [], model.config.inputs["features"]
-        if hasattr(rows, "with_format"):
-            given = [x.astype(np.float32) for x in row_arrays(rows.with_format("arrow")[:].column(SERIES))]
-        else:
-            given = [np.asarray(row[SERIES], dtype=np.float32) for row in rows]
-        for number, x in enumerate(given, 1):
-            x = x.reshape(len(x), -1)
-            if not len(x) or x.shape[1] != features:
-                raise ValueError(
-                    f"{SERIES!r} of row {number} is of shape {x.shape}, but the model reads (samples, {features})"
-                )
-            if np.isinf(x).any():
-                raise ValueError(f"{SERIES!r} of row {number} has infinite values; write NaN where a sample is missing")
-            signals.append(Whole(x, x[:, :0], None))
-        return signals
+        encode = RowEncoder((SERIES,), 1 << 30, features=model.config.inputs["features"], gaps=True)
+        encoded: Any = encode.table(rows)
+        return [Whole(x, x[:, :0], None) for x in series(encoded)]
 
     def _output(self, model: Any, tokenizer: Any, row: Whole) -> np.ndarray:
         """The outputs ``(samples, outputs)`` of a whole signal."""
@@ -294,7 +285,7 @@ def _names(given: Sequence[str] | None, count: int, word: str) -> list[str]:
     return [word] if count == 1 else [f"{word}_{i + 1}" for i in range(count)]
 
 
-class SignalData(TaskData):
+class SignalData(Recordings):
     """The signals of a task and their targets.
 
     Args:
@@ -303,7 +294,6 @@ class SignalData(TaskData):
     """
 
     task: SignalToSignal
-    _hertz: Any = None  # sampling rates of the signals of other data
 
     def __init__(self, task: SignalToSignal, pairs: SignalPairs | None = None, scored: dict[str, Any] | None = None):
         super().__init__(task)
@@ -322,9 +312,6 @@ class SignalData(TaskData):
         fixed = self.task.fields()
         return {name: {**fixed[name], **own} for name, own in found.items()}
 
-    def resolved(self) -> dict[str, Any]:
-        return self.task.source.reading_options()
-
     def notes(self) -> Sequence[str]:
         lines, rate = [], self.resolved().get("rate")
         for split, rows in self.pairs.splits.items():
@@ -334,22 +321,10 @@ class SignalData(TaskData):
             lines.append(f"{split}: {counted(len(rows), 'signal')} of {samples:,} samples{long}, {shape}")
         return [*lines, *self.pairs.notes]
 
-    def sizes(self, batch_size: int) -> Sizes:
-        samples, length = sum(self.pairs.splits["train"]["length"][:]), self.task.data.length
-        steps = -(-length // self.task.stride)
-        return Sizes(max(1, round(samples / (batch_size * length))), float(steps), steps)
-
-    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
-        signals = self.signals["train"]
-        return RandomWindows(partial(signals.draw, self.task.data.length), signals.lengths, steps * batch_size, seed)
-
-    def validation_examples(self, tokens: int) -> Dataset:
-        rows, length = self.pairs.splits["valid"], self.task.data.length
-        ranges = even_windows(rows["length"][:], length, tokens // -(-length // self.task.stride))
-        return Windows(self.signals["valid"].cut, ranges)
-
-    def collate(self, rows: Sequence[Any], training: bool = True) -> dict[str, Tensor]:
-        return WindowCollator(self.task.stride)(rows)
+    def _windows(self, split: str) -> Any:
+        signals = self.signals[split]
+        draw = partial(signals.draw, self.task.data.length)
+        return SimpleNamespace(draw=draw, cut=signals.cut, lengths=signals.lengths)
 
     def loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
         """The squared or absolute error over the outputs' deviations, or the negative ratio of each window: a mean over
@@ -386,9 +361,6 @@ class SignalData(TaskData):
         are (``input``) and of missing samples (``missing``). ``example``: a part of the first test signal."""
         delay = self.task.delay + self.task.stride - 1
         return {"kind": "signals", "delay": delay, **super().evaluate(model, **options)}
-
-    def _hertz_of(self, rows: Any) -> Any:
-        return self._hertz
 
     def _measured(self, output: np.ndarray, rows: Any, i: int) -> dict[str, Any]:
         whole, given, missing = rows[i], None, None

@@ -34,11 +34,10 @@ def check_mixer(
     depend on the future; padding, even with NaN, has no effect, also in a stream; documents packed into a row give the
     same as alone; chunks and single tokens give the same as the whole sequence; an old state stays valid; states of
     several rows can be picked and joined; unless it grows, a state of fixed shapes gives the same, also in an exported
-    graph; bfloat16 under autocast stays close to float64; gradients equal finite
-    differences; another mixer with the same weights gives the same outputs. If tokens may have times of their own
-    (`Mixer.require_times`), equal times of 1 change nothing, and padding, packing, streams and gradients are right with
-    others too. Called by several processes of
-    `torch.distributed`, of which every one calls it, also rows that are split between them (`check_shards`).
+    graph; bfloat16 under autocast stays close to float64; gradients equal finite differences; another mixer with the
+    same weights gives the same outputs. If tokens may have times of their own (`Mixer.require_times`), equal times of 1
+    change nothing, and padding, packing, streams and gradients are right with others too. If all processes of a
+    `torch.distributed` group call it, also rows that are split between them (`check_shards`).
 
     Args:
         factory: ``factory(channels, causal)`` creates a mixer with random weights.
@@ -51,7 +50,7 @@ def check_mixer(
         AssertionError: If a check fails; it says which.
         ValueError: For a mixer over a grid (`Mixer.needs_grid`), because the checks are for sequences.
     """
-    kind = type(_any(factory, channels))
+    kind = type(_any_direction(factory, channels))
     if kind.needs_grid:
         raise ValueError(f"check_mixer is for mixers of sequences; {kind.__name__} mixes over a grid")
     for causal in kind.directions:
@@ -77,7 +76,7 @@ def check_mixer(
                 check_fixed_shapes(factory, channels)
 
 
-def _any(factory: Factory, channels: int) -> Mixer:
+def _any_direction(factory: Factory, channels: int) -> Mixer:
     """Make a causal mixer, or a two-sided one if there is none."""
     try:
         return factory(channels, True)
@@ -96,7 +95,7 @@ def check_shapes(factory: Factory, channels: int, causal: bool, lengths: Sequenc
 
 
 def check_causality(factory: Factory, channels: int) -> None:
-    """Later tokens change no output, and an output has no gradient with respect to them."""
+    """Check that later tokens change no output, and that no output has a gradient with respect to them."""
     mixer = factory(channels, True).double()
     x = _noise(1, 100, channels).requires_grad_()
     y = mixer(x)
@@ -118,8 +117,8 @@ def check_padding(factory: Factory, channels: int, causal: bool, *, times: bool 
         parts = [scale * _noise(3, left, channels), x, scale * _noise(3, right, channels)]
         padded = torch.cat(parts, dim=1).requires_grad_()
         mask = torch.tensor([[0] * left + [1] * 30 + [0] * right] * 3).bool()
-        around = None if time is None else F.pad(time, (left, right), value=float("nan"))
-        y = mixer(padded, layout=Layout(mask, token_time=around))
+        padded_time = None if time is None else F.pad(time, (left, right), value=float("nan"))
+        y = mixer(padded, layout=Layout(mask, token_time=padded_time))
         assert y.isfinite().all(), "outputs at padding that are not finite"
         _same(y[:, left : left + 30], alone, 1e-9, f"a row with {left} tokens of padding before and {right} after it")
         (grad,) = torch.autograd.grad(y[:, left : left + 30].sum(), padded)
@@ -142,9 +141,9 @@ def check_packing(factory: Factory, channels: int, causal: bool, *, times: bool 
     time = _times(1, sum(sizes)) if times else None
     seq_idx = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))[None]
     packed = mixer(row, layout=Layout(seq_idx=seq_idx, token_time=time))
-    pieces = [None] * len(sizes) if time is None else time.split(sizes, 1)
-    documents = zip(row.split(sizes, 1), pieces, strict=True)
-    alone = [mixer(document, layout=Layout(token_time=piece)) for document, piece in documents]
+    document_times = [None] * len(sizes) if time is None else time.split(sizes, 1)
+    documents = zip(row.split(sizes, 1), document_times, strict=True)
+    alone = [mixer(document, layout=Layout(token_time=document_time)) for document, document_time in documents]
     _same(packed, torch.cat(alone, dim=1), 1e-9, "packed documents")
     (grad,) = torch.autograd.grad(packed[:, 6:36].sum(), row)
     outside = torch.cat([grad[:, :6], grad[:, 36:]], dim=1)
@@ -152,7 +151,7 @@ def check_packing(factory: Factory, channels: int, causal: bool, *, times: bool 
 
 
 def check_autocast(factory: Factory, channels: int, causal: bool, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Under autocast, whole sequences, chunks and single tokens stay close to float64."""
+    """Check that under autocast whole sequences, chunks and single tokens stay close to float64."""
     mixer = factory(channels, causal).float()
     x = _noise(2, 200, channels, torch.float32)
     with torch.autocast("cpu", dtype):
@@ -169,9 +168,9 @@ def check_autocast(factory: Factory, channels: int, causal: bool, dtype: torch.d
 
 
 def check_shards(factory: Factory, channels: int, causal: bool) -> None:
-    """Rows that are split between the processes of the default group, each of which calls this, give the outputs and
-    gradients of whole rows, also where padding and packed documents lie across the borders. A mixer that has no form
-    for that is refused by its name."""
+    """Check that rows split between the processes of the default group, each of which calls this, give the outputs and
+    gradients of whole rows, also where padding and packed documents cross the boundaries of shards; a mixer that does
+    not support shards must refuse them by its name."""
     mixer = factory(channels, causal).double()
     if (refusal := _refusal(mixer)) is not None:
         assert type(mixer).__name__ in refusal, f"a refusal that does not name the mixer: {refusal}"
@@ -207,8 +206,9 @@ def split_layouts(length: int) -> dict[str, tuple[Tensor | None, Tensor | None]]
 def shard_difference(
     mixer: Mixer, layout: tuple[Tensor | None, Tensor | None], sizes: Sequence[int]
 ) -> tuple[float, str]:
-    """The largest difference between the shards of rows and the whole, in the outputs and all gradients, relative to
-    the largest number, and where it is: that of all processes, so that none waits for one that stops at its own.
+    """Compute the largest difference between the shards of rows and the whole, in the outputs and all gradients,
+    relative to the largest number, and return where it is. All processes return the same, so that none waits for one
+    that has failed.
 
     Args:
         mixer: The mixer.
@@ -217,24 +217,26 @@ def shard_difference(
     """
     mask, seq_idx = layout
     rows, length, start = 3, sum(sizes), sum(sizes[: dist.get_rank()])
-    own = slice(start, start + sizes[dist.get_rank()])
+    local = slice(start, start + sizes[dist.get_rank()])
     random = torch.Generator().manual_seed(1)
-    drawn = torch.randn(2, rows, length, mixer.channels, dtype=torch.float64, generator=random, device="cpu")
-    x, slope = drawn.to(torch.get_default_device())
+    signals = torch.randn(2, rows, length, mixer.channels, dtype=torch.float64, generator=random, device="cpu")
+    x, slope = signals.to(torch.get_default_device())
     if mask is not None:
         slope = slope * mask[..., None]
-    whole, part = copy.deepcopy(mixer), copy.deepcopy(mixer)
-    a, b = x.clone().requires_grad_(), x[:, own].clone().requires_grad_()
-    y = whole(a, layout=Layout(mask, seq_idx))
+    reference, sharded = copy.deepcopy(mixer), copy.deepcopy(mixer)
+    a, b = x.clone().requires_grad_(), x[:, local].clone().requires_grad_()
+    y = reference(a, layout=Layout(mask, seq_idx))
     y.backward(slope)
-    mine = [None if t is None else t[:, own] for t in layout]
-    z = part(b, layout=Layout(*mine, shard=Shard(dist.group.WORLD, rows, own.stop - own.start, *mine, x.device)))
-    z.backward(slope[:, own])
-    real = slice(None) if mine[0] is None else mine[0]
+    local_mask, local_seq_idx = (None if t is None else t[:, local] for t in layout)
+    assert dist.group.WORLD is not None
+    shard = Shard(dist.group.WORLD, rows, sizes[dist.get_rank()], local_mask, local_seq_idx, x.device)
+    z = sharded(b, layout=Layout(local_mask, local_seq_idx, shard=shard))
+    z.backward(slope[:, local])
+    real = slice(None) if local_mask is None else local_mask
     assert a.grad is not None
     assert b.grad is not None
-    pairs = [("the output", z[real], y[:, own][real], y), ("the gradient of x", b.grad, a.grad[:, own], a.grad)]
-    for (name, p), q in zip(part.named_parameters(), whole.parameters(), strict=True):
+    pairs = [("the output", z[real], y[:, local][real], y), ("the gradient of x", b.grad, a.grad[:, local], a.grad)]
+    for (name, p), q in zip(sharded.named_parameters(), reference.parameters(), strict=True):
         if p.requires_grad:
             difference, expected = (torch.zeros_like(t) if t.grad is None else t.grad for t in (p, q))
             dist.all_reduce(difference)
@@ -260,7 +262,8 @@ def check_gradients(factory: Factory, channels: int, causal: bool) -> None:
 
 
 def check_weights(factory: Factory, channels: int, causal: bool) -> None:
-    """A mixer is determined by its state_dict: another one gives other outputs, and with the same weights the same."""
+    """Check that the state_dict determines a mixer: another one gives other outputs, and with the same weights the
+    same."""
     mixer, other = (factory(channels, causal).double() for _ in range(2))
     x = _noise(1, 30, channels)
     if list(mixer.parameters()):
@@ -272,34 +275,34 @@ def check_weights(factory: Factory, channels: int, causal: bool) -> None:
 def check_streaming(
     factory: Factory, channels: int, lengths: Sequence[int] = (1, 3, 64, 301), *, times: bool = False
 ) -> None:
-    """Chunks of any size, and single tokens, give the same as the whole sequence. times: with a time for every
-    token."""
+    """Check that chunks of any size, and single tokens, give the same as the whole sequence. times: with a time for
+    every token."""
     for length in lengths:
         mixer = factory(channels, True).double()
         x, time = _noise(2, length, channels), _times(2, length) if times else None
-        whole = mixer(x, layout=Layout(token_time=time))
+        full = mixer(x, layout=Layout(token_time=time))
         generator = torch.Generator().manual_seed(length)
         sizes = torch.randint(1, 81, (length,), generator=generator, device="cpu").tolist()
-        _same(streamed(mixer, x, sizes, time), whole, 1e-9, f"chunks of a sequence of {length}")
+        _same(streamed(mixer, x, sizes, time), full, 1e-9, f"chunks of a sequence of {length}")
         state, tokens = mixer.init_state(2), []
         for i in range(min(length, 40)):
             y, state = mixer.step(x[:, i], state, None if time is None else time[:, i])
             tokens.append(y)
-        _same(torch.stack(tokens, 1), whole[:, : len(tokens)], 1e-9, "single tokens")
+        _same(torch.stack(tokens, 1), full[:, : len(tokens)], 1e-9, "single tokens")
 
 
 def streamed(mixer: Mixer, x: Tensor, sizes: Sequence[int], time: Tensor | None = None) -> Tensor:
     """Compute outputs for x ``(batch, length, channels)``, prefilled in chunks of these sizes while tokens remain, and
     the rest in one chunk. time: that of each token, ``(batch, length)``."""
-    state, parts, at = mixer.init_state(x.shape[0]), [], 0
+    state, outputs, start = mixer.init_state(x.shape[0]), [], 0
     for size in (*sizes, x.shape[1]):
-        if at < x.shape[1]:
-            own = slice(at, at + size)
-            layout = Layout(token_time=None if time is None else time[:, own])
-            y, state = mixer.prefill(x[:, own], state, layout=layout)
-            parts.append(y)
-            at += size
-    return torch.cat(parts, dim=1)
+        if start < x.shape[1]:
+            chunk = slice(start, start + size)
+            layout = Layout(token_time=None if time is None else time[:, chunk])
+            y, state = mixer.prefill(x[:, chunk], state, layout=layout)
+            outputs.append(y)
+            start += size
+    return torch.cat(outputs, dim=1)
 
 
 def takes_times(mixer: Mixer) -> bool:
@@ -312,8 +315,8 @@ def takes_times(mixer: Mixer) -> bool:
 
 
 def check_times(factory: Factory, channels: int, causal: bool) -> None:
-    """Times of 1 change no output; with other times, padding, other documents of a row and the cuts of a stream have no
-    effect, and gradients equal finite differences, also those of times."""
+    """Check that times of 1 change no output, that with other times padding, other documents of a row and the chunks of
+    a stream have no effect, and that gradients equal finite differences, also those of times."""
     mixer = factory(channels, causal).double()
     x, time = _noise(2, 70, channels), _times(2, 70)
     _same(mixer(x, layout=Layout(token_time=torch.ones_like(time))), mixer(x), 1e-9, "tokens with times of 1")
@@ -335,22 +338,22 @@ def _times(batch: int, length: int) -> Tensor:
 
 
 def check_padding_anywhere(factory: Factory, channels: int, *, times: bool = False) -> None:
-    """Rows of a stream with padding before, within and after their text, or with nothing else, continue as if they had
-    only their real tokens, whether they have begun or not. times: with a time for every token."""
+    """Check that rows of a stream with padding before, within and after their text, or of padding only, continue as if
+    they had only their real tokens, whether they have begun or not. times: with a time for every token."""
     mixer = factory(channels, True).double()
     x, masks = _noise(5, 63, channels), torch.ones(5, 63, dtype=torch.bool)
     time = _times(5, 63) if times else None
-    masks[0, 13:20] = False  # after a text that goes on
-    masks[1, :4] = masks[1, 20:26] = False  # before it, twice
+    masks[0, 13:20] = False  # at the end of a chunk
+    masks[1, :4] = masks[1, 20:26] = False  # at the beginning of two chunks
     masks[2, 5:9] = masks[2, 31:33] = masks[2, 50:60] = False
-    masks[3, :40] = False  # nothing else, twice
+    masks[3, :40] = False  # two chunks of padding only
     x[~masks] = float("nan")
-    parts, state = [], mixer.init_state(5)
-    for own in (slice(0, 20), slice(20, 40), slice(40, 60), slice(60, 63)):
-        chunk = None if time is None else time[:, own]
-        part, state = mixer.prefill(x[:, own], state, layout=Layout(masks[:, own], token_time=chunk))
-        parts.append(part)
-    outputs = torch.cat(parts, 1)
+    chunks, state = [], mixer.init_state(5)
+    for chunk in (slice(0, 20), slice(20, 40), slice(40, 60), slice(60, 63)):
+        chunk_time = None if time is None else time[:, chunk]
+        output, state = mixer.prefill(x[:, chunk], state, layout=Layout(masks[:, chunk], token_time=chunk_time))
+        chunks.append(output)
+    outputs = torch.cat(chunks, 1)
     assert outputs.isfinite().all(), "outputs at the padding of a stream that are not finite"
     for i, (tokens, mask) in enumerate(zip(x, masks, strict=True)):
         alone = mixer(tokens[mask][None], layout=Layout(token_time=None if time is None else time[i, mask][None]))[0]
@@ -358,7 +361,7 @@ def check_padding_anywhere(factory: Factory, channels: int, *, times: bool = Fal
 
 
 def check_old_states(factory: Factory, channels: int) -> None:
-    """Continuing from a state leaves it unchanged: two continuations do not affect each other."""
+    """Check that continuing from a state leaves it unchanged: two continuations do not affect each other."""
     mixer = factory(channels, True).double()
     _, state = mixer.prefill(_noise(1, 50, channels), mixer.init_state(1))
     one = mixer.step(_noise(1, 1, channels)[:, 0], state)
@@ -369,25 +372,25 @@ def check_old_states(factory: Factory, channels: int) -> None:
 
 
 def check_joined_states(factory: Factory, channels: int) -> None:
-    """Requests join and leave a running batch: rows that have seen different numbers of tokens, or none, are picked,
-    reordered and joined."""
+    """Check that requests may join and leave a running batch: rows that have seen different numbers of tokens, or none,
+    are picked, reordered and joined."""
     rows = _Rows(factory(channels, True).double(), channels, [260, 80, 60, 100, 60, 60])
     state = join_states([rows.begin(0, 193), rows.begin(1, 1), rows.begin(2, 0), rows.begin(3, 38)])
-    state = rows.go_on([0, 1, 2, 3], state, [1, 1, 1, 15, 1, 2, 1, 20])
-    left = select_rows(state, torch.tensor([3, 1]))
-    again = join_states([left, rows.begin(4, 5), rows.begin(5, 0)])
-    again = rows.go_on([3, 1, 4, 5], again, [9], padding=(0, 0, 0, 4))
-    rows.go_on([3, 1, 4, 5], again, [1, 7, 1])
-    rows.go_on([0, 2], select_rows(state, torch.tensor([0, 2])), [1, 6])  # the old state stays valid
+    state = rows.advance([0, 1, 2, 3], state, [1, 1, 1, 15, 1, 2, 1, 20])
+    remaining = select_rows(state, torch.tensor([3, 1]))
+    joined = join_states([remaining, rows.begin(4, 5), rows.begin(5, 0)])
+    joined = rows.advance([3, 1, 4, 5], joined, [9], padding=(0, 0, 0, 4))
+    rows.advance([3, 1, 4, 5], joined, [1, 7, 1])
+    rows.advance([0, 2], select_rows(state, torch.tensor([0, 2])), [1, 6])  # the old state stays valid
 
 
 def check_fixed_shapes(factory: Factory, channels: int) -> None:
-    """Steps on a state of fixed shapes, as compiled code, exported files and static caches run them, give the same as
-    the whole sequence, also in a graph of `torch.export`; states convert to fixed shapes and back."""
+    """Check that steps on a state of fixed shapes, as in compiled code, exported files and static caches, give the same
+    as the whole sequence, also in a graph of `torch.export`, and that states convert to fixed shapes and back."""
     mixer = factory(channels, True).double().eval()
     x = _noise(2, 50, channels)
     with torch.no_grad():
-        whole, form = mixer(x), frozen(mixer)
+        full, form = mixer(x), frozen(mixer)
         like = fixed_start(mixer.init_state(2))
         state, outputs = like, []
         for token in x[:, :30].unbind(1):
@@ -396,16 +399,16 @@ def check_fixed_shapes(factory: Factory, channels: int) -> None:
             assert torch.equal(y, again), "a step has changed the state that it was given"
             state = after
             outputs.append(y)
-        _same(torch.stack(outputs, 1), whole[:, :30], 1e-9, "steps on a state of fixed shapes")
+        _same(torch.stack(outputs, 1), full[:, :30], 1e-9, "steps on a state of fixed shapes")
         back = eager_state(state, mixer.init_state(2), iter(()))
-        _same(mixer.prefill(x[:, 30:], back)[0], whole[:, 30:], 1e-9, "a state of fixed shapes taken back")
+        _same(mixer.prefill(x[:, 30:], back)[0], full[:, 30:], 1e-9, "a state of fixed shapes taken back")
         _, state = mixer.prefill(x[:, :20], mixer.init_state(2))
         graph = torch.export.export(_Step(form, like), (x[:, 0], *_tensors(like)), strict=False).module()
         state, outputs = _tensors(fixed_state(state, like)[0]), []
         for token in x[:, 20:].unbind(1):
             y, *state = graph(token, *state)
             outputs.append(y)
-        _same(torch.stack(outputs, 1), whole[:, 20:], 1e-9, "an exported step")
+        _same(torch.stack(outputs, 1), full[:, 20:], 1e-9, "an exported step")
 
 
 class _Step(torch.nn.Module):
@@ -421,25 +424,26 @@ class _Step(torch.nn.Module):
 
 
 class _Rows:
-    """Signals of different lengths that stream together, and the output of each alone."""
+    """A batch of signals of different lengths that stream together, and the output of each alone."""
 
     def __init__(self, mixer: Mixer, channels: int, lengths: list[int]):
         self.mixer = mixer
         self.signals = [_noise(1, n, channels) for n in lengths]
         self.expected = [mixer(x) for x in self.signals]
-        self.at = [0] * len(lengths)
+        self.positions = [0] * len(lengths)
 
     def begin(self, row: int, tokens: int) -> Any:
-        """The state of a single row after some tokens."""
-        state, self.at[row] = self.mixer.init_state(1), tokens
+        """Return the state of a single row after some tokens."""
+        state, self.positions[row] = self.mixer.init_state(1), tokens
         return self.mixer.prefill(self.signals[row][:, :tokens], state)[1] if tokens else state
 
-    def go_on(self, rows: list[int], state: Any, sizes: list[int], *, padding: tuple[int, ...] = ()) -> Any:
+    def advance(self, rows: list[int], state: Any, sizes: list[int], *, padding: tuple[int, ...] = ()) -> Any:
         """Continue these rows, by `step` where a size is 1; padding before the rows' first tokens, in one chunk."""
         for size in sizes:
             left = [min(size, n) for n in padding or [0] * len(rows)]
-            parts = [self.signals[r][:, self.at[r] : self.at[r] + size - n] for r, n in zip(rows, left, strict=True)]
-            x = torch.cat([F.pad(part, (0, 0, n, 0), value=7.0) for part, n in zip(parts, left, strict=True)])
+            starts = [self.positions[row] for row in rows]
+            chunks = [self.signals[r][:, i : i + size - n] for r, i, n in zip(rows, starts, left, strict=True)]
+            x = torch.cat([F.pad(chunk, (0, 0, n, 0), value=7.0) for chunk, n in zip(chunks, left, strict=True)])
             if size == 1:
                 token, state = self.mixer.step(x[:, 0], state)
                 y = token[:, None]
@@ -447,9 +451,9 @@ class _Rows:
                 mask = torch.arange(size) >= torch.tensor(left)[:, None] if padding else None
                 y, state = self.mixer.prefill(x, state, mask=mask)
             for i, (row, n) in enumerate(zip(rows, left, strict=True)):
-                end = self.at[row] + size - n
-                _same(y[i, n:], self.expected[row][0, self.at[row] : end], 1e-9, "a row joined with others")
-                self.at[row] = end
+                end = self.positions[row] + size - n
+                _same(y[i, n:], self.expected[row][0, self.positions[row] : end], 1e-9, "a row joined with others")
+                self.positions[row] = end
         return state
 
 

@@ -7,7 +7,6 @@ from lagwise._lazy import lazy_package
 if TYPE_CHECKING:
     from lagwise.training.classifier import LagClassifier
     from lagwise.training.dynamic import OnlineLearner, dynamic_score
-    from lagwise.training.finishing import outcome
     from lagwise.training.first_answer import joined_answer, kept_first_answer, simple_answers
     from lagwise.training.folder import (
         data_unchanged,
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     )
     from lagwise.training.model import own_fields
     from lagwise.training.recipe import Recipe, load_recipe, recipe_names
-    from lagwise.training.run import resume, train, train_or_resume
+    from lagwise.training.run import outcome, resume, train, train_or_resume
     from lagwise.training.setup import check_recipe
 
 __all__, __getattr__, __dir__ = lazy_package(__name__)

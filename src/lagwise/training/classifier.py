@@ -23,8 +23,8 @@ from lagwise.files import expanded, read_json, saved_whole, write_json
 from lagwise.models import LagwiseForSequenceClassification, LagwiseLinearForSequenceClassification
 from lagwise.models.loading import load_model, quiet, save_tokenizer
 from lagwise.tables import shown
-from lagwise.tasks.base import LinearRows
-from lagwise.tasks.classes import class_fields, class_names
+from lagwise.tasks.base import LinearRows, tokenizer_fields
+from lagwise.tasks.labelled import class_fields, class_names
 from lagwise.training.linear_fits import fit_linear_model
 
 _FILE = "classifier.json"
@@ -209,10 +209,7 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
         fields = class_fields([str(each) for each in self.classes_.tolist()])
         fields |= {"problem_type": "single_label_classification"}
         if self.tokenizer_ is not None:
-            special = {
-                f"{name}_token_id": getattr(self.tokenizer_, f"{name}_token_id") for name in ("bos", "eos", "pad")
-            }
-            return {**fields, **special, "vocab_size": len(self.tokenizer_), "inputs": {"name": "tokens"}}
+            return {**fields, **tokenizer_fields(self.tokenizer_), "inputs": {"name": "tokens"}}
         mean, std = feature_scale(rows)
         inputs = {"name": "values", "features": self.n_features_in_, "mean": mean, "std": std}
         if any(np.isnan(each).any() for each in rows):

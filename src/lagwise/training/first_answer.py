@@ -1,46 +1,39 @@
-"""First answers: linear models of fixed features, fitted in closed form before a model is trained."""
+"""First answers: linear models of fixed features, fitted in closed form before a model is trained; and the choice of
+the model that a run ends with: its first answer, the trained model, or a mixture of both."""
 
 from __future__ import annotations
 
 import copy
 import json
+import shutil
+import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors.numpy import load_file, save_file
-from torch import Tensor
+from torch.utils.data import DataLoader
 
-from lagwise.files import read_json, saved_whole, write_whole
+from lagwise.files import read_json, saved_whole, write_json
+from lagwise.models.classification import joined
 from lagwise.models.loading import load_model, quiet
 from lagwise.tables import counted
 from lagwise.tasks import Task, TaskData
+from lagwise.training.folder import METRICS_FILE
 from lagwise.training.linear_fits import fit_linear_model, labels_of
-from lagwise.training.recipe import Recipe
 
 FOLDER = "first"  # a run's folder for the model of the first answer
 FILE = "first.json"
 _HELD_OUT = "held_out.safetensors"
 _RESAMPLED = 400
 _SURE = 0.84  # share of resampled rows on which a trained model must be better: one standard error
-
-
-class FirstAnswer(NamedTuple):
-    """A model in closed form, and what is known of it.
-
-    Attributes:
-        model: the model in evaluation mode, fitted to training and held-out rows.
-        about: its ``scores`` on held-out rows when fitted to the others alone, the ``seconds`` that all took, its
-            ``features`` and ``penalty``.
-        held_out: what the model says of these rows, fitted to the others alone (`TaskData.reduce`).
-    """
-
-    model: Any
-    about: dict[str, Any]
-    held_out: np.ndarray
+_PRIOR_SHARE = 0.3  # mean and standard deviation of the prior of the share (docs/log.md)
+_MAX_SHARE = 1.5
 
 
 def require_linear(task: Task) -> Any:
@@ -53,14 +46,13 @@ def require_linear(task: Task) -> Any:
     return task.linear_head
 
 
-def needs_first_answer(recipe: Recipe, task: Task) -> bool:
-    """Whether a training begins with a first answer."""
-    return recipe.training.first_answer != "none" or task.wide
+def fit_first_answer(data: TaskData, seed: int) -> tuple[Any, dict[str, Any], np.ndarray]:
+    """Fit the first answer to a task's data. ValueError for a task without one, and for images that exceed the memory.
 
-
-def fit_first_answer(data: TaskData, seed: int) -> FirstAnswer:
-    """Fit the first answer to a task's data. ValueError for a task without one, and for images that exceed the
-    memory."""
+    Returns the model in evaluation mode, fitted to training and held-out rows; what is known of it: its ``scores`` on
+    held-out rows when fitted to the others alone, the ``seconds`` that all took, its ``features`` and ``penalty``; and
+    its outputs for these rows, fitted to the others alone (`TaskData.reduce`).
+    """
     began = time.monotonic()
     linear_head, rows = require_linear(data.task), data.linear_rows()
     model, fit = fit_linear_model(linear_head, rows, seed)
@@ -68,7 +60,7 @@ def fit_first_answer(data: TaskData, seed: int) -> FirstAnswer:
     kept = data.reduce(torch.from_numpy(fit.held_out).float(), torch.from_numpy(labels))
     assert kept is not None
     logits, true = (each.numpy() for each in kept)
-    predicted = calibrated(data, model, logits, true)
+    predicted = data.calibrate(model, logits, true)
     about = {
         "features": f"{model.config.features['name']}, {model.features.size:,}",
         "penalty": fit.penalty,
@@ -77,58 +69,36 @@ def fit_first_answer(data: TaskData, seed: int) -> FirstAnswer:
         "metric": data.headline.name,
         "scores": data.metrics(float("nan"), predicted, true),
     }
-    return FirstAnswer(model, about, logits)
+    return model, about, logits
 
 
-def calibrated(data: TaskData, model: Any, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Set a model's configuration by its outputs for held-out rows, if the task does, and return these outputs."""
-    return logits if data.calibrated is None else data.calibrated(model, logits, labels)
-
-
-def held_out(data: TaskData, model: Any, batches: Iterable[Mapping[str, Tensor]]) -> tuple[np.ndarray, np.ndarray]:
-    """Predict batches, and return what the task's metrics need of the predictions, and the labels."""
-    found = []
-    with torch.inference_mode():
-        for batch in batches:
-            inputs = {name: value.to(model.device) for name, value in batch.items() if name != "labels"}
-            kept = data.reduce(model(**inputs).logits, batch["labels"])
-            assert kept is not None
-            found.append([each.cpu().numpy() for each in kept])
-    return np.concatenate([each[0] for each in found]), np.concatenate([each[1] for each in found])
-
-
-def is_better(data: TaskData, one: np.ndarray, other: np.ndarray, labels: np.ndarray) -> bool:
-    """Whether predictions have a better headline metric than others of the same rows, and also on most resamples of
-    these rows, so that a difference of a row or two does not count."""
-    random, sign = np.random.default_rng(0), 1 if data.headline.greater_is_better else -1
-
-    def gain(rows: Any) -> float:
-        found = [data.metrics(float("nan"), each[rows], labels[rows])[data.headline.name] for each in (one, other)]
-        return sign * (found[0] - found[1])
-
-    if gain(slice(None)) <= 0:
-        return False
-    samples = (gain(random.integers(0, len(labels), len(labels))) for _ in range(_RESAMPLED))
-    return float(np.mean([gained > 0 for gained in samples])) >= _SURE
+def save_first_answer(
+    model: Any, about: dict[str, Any], held_out: np.ndarray, data: TaskData, run: Path, *, alone: bool, progress: bool
+) -> None:
+    """Write what `fit_first_answer` returns into a run's folder, log its score at step 0 (all scores if it stays
+    ``alone``, and nothing is trained), and print it."""
+    with quiet(), saved_whole(run / FOLDER, "the first answer", last="config.json") as part:
+        model.save_pretrained(part)
+        data.save_preprocessing(part, None)
+        save_file({"held_out": held_out}, part / _HELD_OUT)
+    write_json(run / FILE, about)
+    scores, headline = about["scores"], data.headline
+    line = {"step": 0, "first_answer": scores[headline.name], "seconds": about["seconds"]}
+    if alone:
+        line |= {f"eval_{name}": value for name, value in scores.items()}
+    with open(run / METRICS_FILE, "a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+    if progress:
+        print(
+            f"first answer ({about['features']} features): {headline.label} {line['first_answer']:.3f} of "
+            f"{counted(about['rows'], 'held-out row')}, in {about['seconds']:.1f} seconds",
+            file=sys.stderr,
+        )
 
 
 def is_perfect(about: Mapping[str, Any]) -> bool:
-    """Whether a first answer makes no mistake on the held-out rows."""
+    """Whether a first answer makes no mistake on the held-out rows, so that no trained model can be better."""
     return about["scores"][about["metric"]] >= 1
-
-
-def save_first_answer(first: FirstAnswer, data: TaskData, run: Path) -> None:
-    """Write a first answer, its held-out predictions and what is known of it into a run's folder."""
-    with quiet(), saved_whole(run / FOLDER, "the first answer", last="config.json") as partial:
-        first.model.save_pretrained(partial)
-        data.save_preprocessing(partial, None)
-        save_file({"held_out": first.held_out}, partial / _HELD_OUT)
-    write_whole(run / FILE, json.dumps(first.about, indent=1) + "\n")
-
-
-def held_out_of(run: Path) -> np.ndarray:
-    """Read a first answer's outputs for the held-out rows, of the fit to the other rows alone."""
-    return load_file(run / FOLDER / _HELD_OUT)["held_out"]
 
 
 def read_first_answer(run: Path) -> dict[str, Any] | None:
@@ -153,7 +123,7 @@ def simple_answers(run: Path, data: TaskData, seed: int) -> Iterator[tuple[str, 
     class, or the mean number), and the first answer, fitted now if the run has none. ValueError for a task without
     one."""
     require_linear(data.task)
-    found = load_model(run / FOLDER)[0] if read_first_answer(run) else fit_first_answer(data, seed).model
+    found = load_model(run / FOLDER)[0] if read_first_answer(run) else fit_first_answer(data, seed)[0]
     constant, labels = copy.deepcopy(found), labels_of(data.linear_rows().train)
     with torch.no_grad():
         constant.classifier.weight.zero_()
@@ -169,7 +139,97 @@ def simple_answers(run: Path, data: TaskData, seed: int) -> Iterator[tuple[str, 
     yield "first answer", found
 
 
-def choice_sentence(about: Mapping[str, Any], label: str, *, compared: bool) -> str:
+def kept_model(model: Any, trainer: Any, data: TaskData, out: Path, *, compare: bool, progress: bool) -> Any:
+    """Choose the model that a run ends with, record the choice in the run's folder, and print it.
+
+    Returns the trained model in evaluation mode, joined with the first answer if the task asks for it (`Task.wide`),
+    and calibrated on the held-out rows (`TaskData.calibrate`); or None for the first answer, if both are compared and
+    the trained model is no better.
+    """
+    rows, size = trainer.eval_dataset, trainer.args.per_device_eval_batch_size  # the rows of all processes
+    found = []
+    with torch.inference_mode():
+        for batch in DataLoader(rows, batch_size=size, collate_fn=partial(data.collate, training=False)):
+            inputs = {name: value.to(model.device) for name, value in batch.items() if name != "labels"}
+            kept: Any = data.reduce(model.eval()(**inputs).logits, batch["labels"])
+            found.append([each.cpu().numpy() for each in kept])
+    logits, labels = (np.concatenate(each) for each in zip(*found, strict=True))
+    about = read_first_answer(out)
+    if about is None:
+        data.calibrate(model, logits, labels)
+        return model
+    first, before = load_model(out / FOLDER)[0], load_file(out / FOLDER / _HELD_OUT)["held_out"]
+    if data.task.wide:
+        share = best_share(data, before, logits, labels)
+        model, logits = joined(model, first, share), mixed(data, before, logits, share)
+        about["share"] = round(share, 3)
+    trained = data.calibrate(model, logits, labels)
+    if data.task.wide:  # choose by the loss, like the mixing share
+        losses = [_loss_of(data, each, labels) for each in (before, logits)]
+        about["losses"], better = [round(each, 4) for each in losses], losses[1] < losses[0]
+    else:
+        better = is_better(data, trained, data.calibrate(first, before, labels), labels)
+    about |= {"trained": data.metrics(float("nan"), trained, labels), "kept": compare and not better}
+    write_json(out / FILE, about)
+    if progress:
+        print(_choice(about, data.headline.label, compared=compare), file=sys.stderr)
+    return None if about["kept"] else model
+
+
+def take_first(out: Path, partial: Path) -> None:
+    """Replace the model that is being saved by the first answer's."""
+    shutil.rmtree(partial)
+    shutil.copytree(out / FOLDER, partial, ignore=shutil.ignore_patterns("held_out*"))
+
+
+def is_better(data: TaskData, one: np.ndarray, other: np.ndarray, labels: np.ndarray) -> bool:
+    """Whether predictions have a better headline metric than others of the same rows, and also on most resamples of
+    these rows, so that a difference of a row or two does not count."""
+    random, sign = np.random.default_rng(0), 1 if data.headline.greater_is_better else -1
+
+    def gain(rows: Any) -> float:
+        found = [data.metrics(float("nan"), each[rows], labels[rows])[data.headline.name] for each in (one, other)]
+        return sign * (found[0] - found[1])
+
+    if gain(slice(None)) <= 0:
+        return False
+    samples = (gain(random.integers(0, len(labels), len(labels))) for _ in range(_RESAMPLED))
+    return float(np.mean([gained > 0 for gained in samples])) >= _SURE
+
+
+def best_share(data: Any, first: np.ndarray, layers: np.ndarray, labels: np.ndarray) -> float:
+    """Find the share of the layers in `mixed` with the highest posterior, for rows that neither model was fitted to.
+
+    The prior is normal with mean and standard deviation 0.3, so that a few rows change the share little. For numbers,
+    the noise has the variance of the first answer's errors.
+
+    Shapes: the outputs of both models, first and layers, ``(rows, outputs)``; labels ``(rows,)`` or ``(rows, labels)``.
+    """
+    from scipy.optimize import minimize_scalar
+
+    weight = float(len(labels))
+    if data.label_names is None:
+        weight /= 2 * max(_loss_of(data, first, labels), 1e-12)
+
+    def surprise(share: float) -> float:
+        loss = _loss_of(data, mixed(data, first, layers, share), labels)
+        return weight * loss + (share / _PRIOR_SHARE - 1) ** 2 / 2
+
+    return float(minimize_scalar(surprise, bounds=(0, _MAX_SHARE), method="bounded").x)
+
+
+def mixed(data: Any, first: np.ndarray, layers: np.ndarray, share: float) -> np.ndarray:
+    """Mix two models' outputs as `lagwise.models.classification.joined` does: ``first + share * layers``, or of numbers
+    their weighted mean."""
+    return (1 - share) * first + share * layers if data.label_names is None else first + share * layers
+
+
+def _loss_of(data: Any, logits: np.ndarray, labels: np.ndarray) -> float:
+    """Compute the training loss of logits, a mean over rows."""
+    return float(data.loss(SimpleNamespace(logits=torch.from_numpy(logits)), torch.from_numpy(labels)))
+
+
+def _choice(about: Mapping[str, Any], label: str, *, compared: bool) -> str:
     """Say which model a run ends with, and why. compared: Whether the first answer might have been kept."""
     first, trained = (about[name][about["metric"]] for name in ("scores", "trained"))
     on = f"on {counted(about['rows'], 'held-out row')}"

@@ -1,4 +1,4 @@
-"""The folder of a run: its recipe, task, identity and log."""
+"""The folder of a run: its recipe, task, identity, log and checkpoints."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from lagwise.files import (
     RECIPE_FILE,
     RUN_FILE,
     TOKENIZER,
+    file_digest,
     is_unused,
     one_line,
     read_json,
@@ -26,9 +27,10 @@ from lagwise.models.conversion import CONVERSION_FILE
 from lagwise.tables import build, shown, typed
 from lagwise.tasks import TASKS, Metric, Task
 from lagwise.tasks.scores import headline_of
-from lagwise.training.recipe import Recipe, load_recipe
+from lagwise.training.recipe import Recipe, load_recipe, parsed
 
 METRICS_FILE = "metrics.jsonl"
+_CONTENT_FILE = "content.json"  # of a checkpoint: a hash of each of its files, and the settings of its training
 
 
 def load_run(run: Path | str, overrides: Sequence[str] = ()) -> Recipe:
@@ -141,3 +143,60 @@ def rewind_metrics(out: Path, step: int) -> None:
         return
     kept = [line for line in logged_lines(path) if line["step"] <= step and "train_loss" not in line]
     write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """List the checkpoint folders of a run, oldest first."""
+    found = (f for f in run.glob("checkpoint-*") if f.is_dir() and f.name.split("-")[1].isdecimal())
+    return sorted(found, key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the step in a checkpoint's name."""
+    return int(checkpoint.name.split("-")[1])
+
+
+def note_content(run: Path, checkpoint: Path) -> None:
+    """Write what a complete checkpoint of a run consists of, by which `newest_whole_checkpoint` knows it again."""
+    content = {"files": _hashes(checkpoint), "settings": _settings(run)}
+    (checkpoint / _CONTENT_FILE).write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+
+def newest_whole_checkpoint(run: Path) -> Path | None:
+    """Find the newest checkpoint whose files are as they were saved; None if the run has none yet. Checkpoints of
+    lagwise 0.2, which noted no content, are not checked.
+
+    ValueError if the run's model or training has other settings now, and if there are checkpoints, but none is whole.
+    """
+    complaints = []
+    for checkpoint in reversed(checkpoints(run)):
+        if not (checkpoint / _CONTENT_FILE).is_file():
+            return checkpoint
+        try:
+            content = read_json(checkpoint / _CONTENT_FILE)
+            files = _hashes(checkpoint)
+            damaged = sorted(name for name, digest in content["files"].items() if files.get(name) != digest)
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            complaints.append(f"{checkpoint.name}: {one_line(error)}")
+            continue
+        if not damaged:
+            check_asked(run, content["settings"], _settings(run))
+            return checkpoint
+        complaints.append(f"{checkpoint.name}: {', '.join(damaged)} is missing or damaged")
+    if complaints:
+        raise ValueError(f"no checkpoint to resume in {str(run)!r}: " + "; ".join(complaints))
+    return None
+
+
+def _hashes(checkpoint: Path) -> dict[str, str]:
+    files = sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name != _CONTENT_FILE)
+    return {path.relative_to(checkpoint).as_posix(): file_digest(path).hex() for path in files}
+
+
+def _settings(run: Path) -> dict[str, Any]:
+    """The settings that a checkpoint must be continued with. Those of the data are checked by their key, so that they
+    may be moved."""
+    if not (run / RECIPE_FILE).is_file():  # of steps that are only timed
+        return {}
+    values = parsed((run / RECIPE_FILE).read_bytes(), f"{RECIPE_FILE} of {str(run)!r}")
+    return {section: values.get(section) for section in ("model", "training")}

@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-from lagwise.training.recipe import TrainingOptions
-
 
 @functools.cache
 def bfloat16_is_fast() -> bool:
@@ -26,16 +24,6 @@ def bfloat16_is_fast() -> bool:
     if not any("bf16" in name and bool(value) for name, value in capabilities.items()):
         return False
     return _product_seconds(torch.bfloat16) < 0.8 * _product_seconds(torch.float32)  # casts cost some of the gain
-
-
-def check_precision(options: TrainingOptions) -> None:
-    """ValueError for float16 without an NVIDIA GPU, and for TF32 without one that has products in it."""
-    from transformers.utils import is_torch_tf32_available
-
-    if options.precision == "float16" and not torch.cuda.is_available():
-        raise ValueError("`precision=float16` needs an NVIDIA GPU, and none was found; leave it out, or take bfloat16")
-    if options.tf32 and not is_torch_tf32_available():
-        raise ValueError("`tf32` needs an NVIDIA Ampere (or newer) GPU, and none was found; leave it out")
 
 
 def _product_seconds(dtype: torch.dtype) -> float:

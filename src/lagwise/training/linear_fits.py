@@ -1,9 +1,10 @@
-"""Linear models of fixed features, fitted in closed form to rows of tensors."""
+"""Linear models of fixed features: features of rows of tensors, and penalised linear maps of features to labels, by
+scikit-learn, with penalties chosen by rows that are left out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +17,6 @@ from lagwise.models.linear.modeling import inputs_of
 from lagwise.models.linear.ngrams import Ngrams, Sparse
 from lagwise.models.linear.patches import Patches
 from lagwise.tasks.base import LinearRows
-from lagwise.training.closed_form import Fit, fit_linear
 
 #: rows with labels and perhaps weights, as the model reads them
 Batches = Sequence[Mapping[str, Tensor]]
@@ -25,6 +25,12 @@ _MANY_SERIES = 5000  # for which half of the features do
 _MAX_VALUES = 2 * 10**8  # dense features in memory; beyond, a random part of the rows is used
 _IMAGES = 2000  # from which patches are drawn
 _GAIN = 0.95  # levels are kept where they make the error so much smaller
+_ALPHAS = np.logspace(-3, 5, 17)  # of dense features that are divided by their standard deviations
+_SPARSE_ALPHAS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+_LOGISTIC_CS = (1.0, 4.0, 16.0, 64.0)  # inverse penalties of sparse rows of norm 1
+_MAX_LEAVE_ONE_OUT = 2500  # rows or features, up to which every row is left out in turn
+_MIN_HELD_OUT = 300  # rows by which a penalty can be chosen; of fewer, folds choose it
+_FOLDS = 5
 
 
 def fit_linear_model(linear_class: Any, rows: LinearRows, seed: int) -> tuple[Any, Fit]:
@@ -131,3 +137,194 @@ def _sparse(found: Iterable[Sparse], columns: int) -> Any:
         return csr_matrix((0, columns))
     place = torch.cat(rows).numpy(), torch.cat(numbers).numpy()
     return csr_matrix((torch.cat(values).double().numpy(), place), shape=(start, columns))
+
+
+class Fit(NamedTuple):
+    """A linear map that is fitted to all rows.
+
+    Attributes:
+        weights: ``(outputs, features)``, of the logits of classes or labels, or of a number.
+        biases: ``(outputs,)``.
+        penalty: The chosen penalty as text, under scikit-learn's name.
+        held_out: The outputs ``(rows, outputs)`` for the held-out rows of a map that is fitted to the training rows
+            alone.
+        loss: The loss of rows that were left out, with the chosen penalty.
+    """
+
+    weights: np.ndarray
+    biases: np.ndarray
+    penalty: str
+    held_out: np.ndarray
+    loss: float
+
+
+def fit_linear(x: Any, y: np.ndarray, held_out: tuple[Any, np.ndarray], weights: np.ndarray | None = None) -> Fit:
+    """Fit a penalised linear map from features to labels. The penalty is chosen by rows that are left out; then all
+    rows, the held-out ones too, are fitted with it.
+
+    - Dense features: a ridge regression, for classes to targets of 1 and -1. The penalty minimises the squared error of
+      rows left out one by one (generalised cross-validation), or of the held-out rows if both rows and features are
+      many. Features are divided by their standard deviations or, for at most 2,500 rows, all by one number if that has
+      the smaller error: with few rows, nearly constant features are noise.
+    - Sparse features: a logistic regression, of several classes one each, or for numbers a ridge regression, with the
+      penalty of the smallest loss on the held-out rows, or over five folds if there are fewer than 300.
+
+    Outputs of a ridge regression for classes, and of a regression for each of several classes, are scaled to logits by
+    the rows that were left out.
+
+    Args:
+        x: Features ``(rows, features)``, an array or a sparse matrix of scipy.
+        y: Class ids ``(rows,)``, integers all of which occur; numbers ``(rows,)``, floating-point; or several labels
+            ``(rows, labels)``, integers 0 and 1.
+        held_out: Features and labels of other rows. There may be none if there are at most 2,500 training rows.
+        weights: Weights of the training rows, and then of the held-out rows; None for 1.
+    """
+    from scipy.sparse import issparse, vstack
+
+    labels, count = np.concatenate([y, held_out[1].reshape(-1, *y.shape[1:])]), len(y)
+    if issparse(x):
+        return _fit(vstack([x, held_out[0]]).tocsr(), labels, count, weights)
+    rows = np.concatenate([x, held_out[0]])
+    own = rows.std(0, dtype=np.float64)
+    scales = [np.where(own == 0, 1, own)]
+    if count <= _MAX_LEAVE_ONE_OUT:
+        scales.append(np.full_like(own, np.sqrt(np.square(own).mean()) or 1.0))
+    fits = [_fit(rows / scale, labels, count, weights) for scale in scales]
+    best = min(range(len(fits)), key=lambda i: fits[i].loss)
+    return fits[best]._replace(weights=fits[best].weights / scales[best])
+
+
+def _fit(x: Any, y: np.ndarray, count: int, weights: np.ndarray | None) -> Fit:
+    """Fit all rows, of which the first ``count`` are for training and the others are held out."""
+    dense, numbers = isinstance(x, np.ndarray), y.dtype.kind == "f"
+    train, valid = np.arange(count), np.arange(count, len(y))
+    shift, unit = (float(y[train].mean()), float(y[train].std()) or 1.0) if numbers else (0.0, 1.0)
+    method, penalties, targets = _logistic, np.array(_LOGISTIC_CS), y
+    if dense or numbers:
+        method, penalties, targets = _ridge, _ALPHAS if dense else np.array(_SPARSE_ALPHAS), _targets(y, shift, unit)
+
+    def fitted(rows: np.ndarray, penalty: float) -> tuple[np.ndarray, np.ndarray]:
+        return method(x[rows], targets[rows], penalty, None if weights is None else weights[rows])
+
+    def outputs(rows: np.ndarray, others: np.ndarray, penalty: float) -> np.ndarray:
+        coefficients, biases = fitted(rows, penalty)
+        return x[others] @ coefficients.T + biases
+
+    parts = [(train, train)]
+    if dense and min(count, x.shape[1]) <= _MAX_LEAVE_ONE_OUT:
+        tried = _left_out(x[train], targets[train], None if weights is None else weights[train])
+    else:
+        if dense or len(valid) >= _MIN_HELD_OUT:
+            parts, penalties = [(train, valid)], penalties[6::2] if dense else penalties
+        elif folds := _folds(y[train]):
+            parts = folds
+        else:  # a loss on the training rows cannot choose a penalty
+            penalties = penalties[len(penalties) // 2 :][:1]
+        tried = [np.concatenate([outputs(*part, penalty) for part in parts]) for penalty in penalties]
+    tested = np.concatenate([part[1] for part in parts])
+    factors = [1.0] * len(penalties)
+    left_out = len(parts) > 1 or parts[0][1] is valid
+    if method is _logistic and y.ndim == 1 and y.max() > 1 and left_out:  # a regression for each class
+        factors = [_likely_scale(each, y[tested], 0) for each in tried]
+    losses = [_loss(factor * each, targets[tested]) for factor, each in zip(factors, tried, strict=True)]
+    best = int(np.argmin(losses))
+    penalty, factor = float(penalties[best]), factors[best]
+    if method is _ridge:
+        factor = unit if numbers else _likely_scale(tried[best], y[tested], 1)
+    if len(valid):
+        before = tried[best] if parts[0][1] is valid else outputs(train, valid, penalty)
+    else:
+        before = tried[best][:0]
+    coefficients, biases = fitted(np.arange(len(y)), penalty)
+    name = "alpha" if method is _ridge else "C"
+    return Fit(
+        coefficients * factor, biases * factor + shift, f"{name}={penalty:.3g}", before * factor + shift, losses[best]
+    )
+
+
+def _targets(y: np.ndarray, shift: float, unit: float) -> np.ndarray:
+    """Targets ``(rows, outputs)`` of a ridge regression: standardised numbers, or 1 and -1."""
+    if y.dtype.kind == "f":
+        return ((y - shift) / unit)[:, None]
+    return np.where(y > 0 if y.ndim == 2 else np.arange(y.max() + 1) == y[:, None], 1.0, -1.0)
+
+
+def _ridge(x: Any, targets: np.ndarray, alpha: float, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """Return the weights ``(outputs, features)`` and biases of a ridge regression."""
+    from sklearn import linear_model
+
+    ridge: Any = linear_model.Ridge
+    model = ridge(alpha, solver="cholesky" if isinstance(x, np.ndarray) else "auto").fit(x, targets, weights)
+    return np.atleast_2d(model.coef_), np.atleast_1d(model.intercept_)
+
+
+def _left_out(x: np.ndarray, targets: np.ndarray, weights: np.ndarray | None) -> list[np.ndarray]:
+    """Return the outputs of a ridge regression for each row when it is left out, with each penalty."""
+    from sklearn import linear_model
+
+    ridge_cv: Any = linear_model.RidgeCV
+    fitted = ridge_cv(_ALPHAS, scoring="neg_mean_squared_error", store_cv_results=True).fit(x, targets, weights)
+    return list(np.moveaxis(fitted.cv_results_.reshape(*targets.shape, len(_ALPHAS)), -1, 0))
+
+
+def _logistic(x: Any, y: np.ndarray, penalty: float, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """Return the weights ``(outputs, features)`` and biases of logits: of a regression for each class of more than two,
+    which takes a fifth of the time of a multinomial one, or for each of several labels."""
+    from sklearn.linear_model import LogisticRegression
+
+    labels = y > 0 if y.ndim == 2 else np.arange(y.max() + 1) == y[:, None]
+    two = y.ndim == 1 and labels.shape[1] == 2
+    labels = labels[:, 1:] if two else labels
+    coefficients, biases = np.zeros((labels.shape[1], x.shape[1])), np.zeros(labels.shape[1])
+    for i, own in enumerate(labels.T):
+        if own.all() or not own.any():
+            biases[i] = np.log((own.sum() + 0.5) / (len(own) - own.sum() + 0.5))
+            continue
+        # liblinear penalises the intercept as the weight of a constant feature; at 10, it hardly does.
+        model = LogisticRegression(C=penalty, max_iter=1000, solver="liblinear", intercept_scaling=10)
+        model.fit(x, own, sample_weight=weights)
+        coefficients[i], biases[i] = model.coef_[0], model.intercept_[0]
+    if not two:
+        return coefficients, biases
+    return np.concatenate([-coefficients, coefficients]) / 2, np.concatenate([-biases, biases]) / 2
+
+
+def _likely_scale(values: np.ndarray, labels: np.ndarray, expected: float) -> float:
+    """Find the factor with the highest posterior that turns values ``(rows, outputs)`` into logits of the labels.
+
+    The prior of its logarithm is normal with mean ``expected`` and standard deviation 2. Without the prior the factor
+    diverges when all rows are classified correctly."""
+    from scipy.optimize import minimize_scalar
+
+    def surprise(power: float) -> float:
+        return len(labels) * _loss(np.exp(power) * values, labels) + (power - expected) ** 2 / 8
+
+    return float(np.exp(minimize_scalar(surprise, bounds=(-5, 5), method="bounded").x))
+
+
+def _loss(values: np.ndarray, y: np.ndarray) -> float:
+    """Compute the mean loss of outputs ``(rows, outputs)`` for numbers, several labels, or classes."""
+    from scipy.special import log_expit, log_softmax
+
+    if y.dtype.kind == "f":
+        return float(np.square(values - y).mean())
+    if y.ndim == 2:
+        return -float(log_expit(np.where(y > 0, values, -values)).mean())
+    return -float(log_softmax(values, 1)[np.arange(len(y)), y].mean())
+
+
+def _folds(y: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Split rows into at most five folds, as indices of training and test rows. Every training part has all classes:
+    rows of a class with fewer rows than folds are always in it. Empty if fewer than two classes have two rows."""
+    from sklearn.model_selection import KFold, StratifiedKFold
+
+    if y.dtype.kind == "f" or y.ndim == 2:
+        return list(KFold(min(_FOLDS, len(y)), shuffle=True, random_state=0).split(y))
+    counts = np.bincount(y)
+    number = int(np.clip(np.sort(counts)[-2], 2, _FOLDS))
+    rare = counts[y] < number
+    common, always = np.flatnonzero(~rare), np.flatnonzero(rare)
+    if len(np.unique(y[common])) < 2:
+        return []
+    folds = StratifiedKFold(number, shuffle=True, random_state=0).split(common, y[common])
+    return [(np.concatenate([common[train], always]), common[test]) for train, test in folds]

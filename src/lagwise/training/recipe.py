@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Annotated, Any
@@ -19,16 +19,19 @@ from lagwise.data.options import DataOptions, upgraded
 from lagwise.data.tokenizers import tokenizer_folder
 from lagwise.files import expanded, one_line
 from lagwise.models.presets import GRID_PRESETS, PRESETS
-from lagwise.outside import Parts
-from lagwise.tables import Count, Number, Share, Switch, Whole, checked, known, option_names, options, shown
+from lagwise.outside import Registry
+from lagwise.tables import Count, Number, Share, Switch, Whole, checked, known, option_names, options, refuse, shown
 
-SCHEDULES = ("inverse_sqrt", "polynomial", "cosine", "linear", "constant_with_warmup")
-PRECISIONS = ("auto", "float32", "bfloat16", "float16")
-OPTIMIZERS = ("adamw", "muon")
 _LENGTHS = ("training.steps", "training.epochs", "training.minutes")  # keys, each of which says how long to train
 REDUCE_OVERHEAD = "reduce-overhead"  # a mode of `torch.compile`
-SELECTIONS = ("last", "best")
-FIRST_ANSWERS = ("none", "compare", "only")
+_WORDS: dict[str, tuple[Any, ...]] = {  # values of options of the training
+    "schedule": ("inverse_sqrt", "polynomial", "cosine", "linear", "constant_with_warmup"),
+    "optimizer": ("adamw", "muon"),
+    "select": ("last", "best"),
+    "first_answer": ("none", "compare", "only"),
+    "precision": ("auto", "float32", "bfloat16", "float16"),
+    "compile": (False, True, REDUCE_OVERHEAD),
+}
 LINEAR = "linear"  # the word for a first answer alone; other words name a model that is trained alone
 DEFAULT_RECIPE = "best-lm"
 MAX_STEPS = 10**8  # the lengths of all steps are drawn in advance
@@ -36,7 +39,9 @@ MAX_WORKERS = 128  # each is a process with hundreds of megabytes
 _FINAL_RATE = 1e-7  # learning rate at the end of the polynomial schedule, as in transformers
 _MAX_BYTES = 2**20  # of a recipe file
 _MAX_NODES, _MAX_DEPTH = 10_000, 50  # values with aliases expanded, and levels of nesting
-_PACKAGES = Parts("package of recipes", None, "lagwise.recipes", {"lagwise": "lagwise"})
+START = "init_from"  # the key of a model that names a run to start from
+_OTHER_DATA = ("noise",)  # options of tasks that name data beside data.source
+_PACKAGES = Registry("package of recipes", None, "lagwise.recipes", {"lagwise": "lagwise"})
 
 
 @options
@@ -249,7 +254,7 @@ def _set(values: dict[str, Any], key: str, text: str) -> None:
         values["data"] = {k: v for k, v in (values.get("data") or {}).items() if k not in ("tokenizer", "vocab_size")}
     excluded = ("epochs", "minutes", "least_steps" if key == "training.epochs" else "") if key in _LENGTHS else ()
     *path, last = key.split(".")
-    _refuse_part_of_a_chain(values, [*path, last])
+    _refuse_part_of_a_chain(values, key)
     override, place = f"{key}={text}", values
     for part in path:
         if place.get(part) is None:  # a section without content
@@ -270,10 +275,9 @@ def _set(values: dict[str, Any], key: str, text: str) -> None:
 def setting(name: str) -> str | None:
     """Return the key of a recipe that sets an option of the data, the training, a task or the model, such as
     ``training.steps`` for ``steps``; None if there is no such option."""
-    known_at_once = {"model": "model", START: f"model.{START}"}
-    if name in known_at_once:
-        return known_at_once[name]
-    for section, cls in _SECTIONS.items():
+    if name in ("model", START):
+        return "model" if name == "model" else f"model.{name}"
+    for section, cls in (("data", DataOptions), ("training", TrainingOptions)):
         if name in {each.name for each in dataclasses.fields(cls)}:
             return f"{section}.{name}"
     from lagwise.models.configuration import field_types  # which load PyTorch
@@ -284,16 +288,14 @@ def setting(name: str) -> str | None:
     return f"model.{name}" if name in field_types() else None
 
 
-def _refuse_part_of_a_chain(values: Any, parts: Sequence[str]) -> None:
+def _refuse_part_of_a_chain(values: Mapping[str, Any], key: str) -> None:
     """ValueError for a key below ``model.block`` if the model is a chain of several blocks."""
-    model = values.get("model") if isinstance(values, dict) else None
-    block = model.get("block") if isinstance(model, dict) else None
-    if not isinstance(block, dict) or block.get("name") != "chain" or parts[:2] != ["model", "block"]:
-        return
-    if len(parts) > 2 and parts[2:] not in (["name"], ["blocks"]):
+    block = (values.get("model") or {}).get("block")
+    inner = key.removeprefix("model.block.")
+    if isinstance(block, dict) and block.get("name") == "chain" and inner not in (key, "name", "blocks"):
         raise ValueError(
-            f"{'.'.join(parts)} cannot be set, because the layers of this recipe differ (block 'chain'); take a "
-            "recipe of equal layers, such as tnn-lm, or another model, such as model=tnn"
+            f"{key} cannot be set, because the layers of this recipe differ (block 'chain'); take a recipe of equal "
+            "layers, such as tnn-lm, or another model, such as model=tnn"
         )
 
 
@@ -333,8 +335,7 @@ def merged(given: Mapping[str, Any], *others: Mapping[str, Any]) -> dict[str, An
 
 def _drop_options(part: dict[str, Any], kind: str, name: Any) -> None:
     """Drop the options of a part of the model that a part of another name does not have."""
-    from lagwise.blocks import BLOCKS
-    from lagwise.blocks.channel import CHANNEL_MIXERS
+    from lagwise.blocks import BLOCKS, CHANNEL_MIXERS
     from lagwise.kernels import KERNELS
     from lagwise.mixers import MIXERS
 
@@ -349,9 +350,8 @@ def _depth(model: Mapping[str, Any]) -> dict[str, Any]:
     """Return the number of layers of a model, counting each block of a chain."""
     block, repeated = model.get("block"), model.get("num_hidden_layers")
     blocks = block.get("blocks") if isinstance(block, dict) and block.get("name") == "chain" else None
-    return (
-        {"num_hidden_layers": repeated * len(blocks)} if isinstance(blocks, list) and isinstance(repeated, int) else {}
-    )
+    counted = isinstance(blocks, list) and isinstance(repeated, int)
+    return {"num_hidden_layers": repeated * len(blocks)} if counted else {}
 
 
 def _task_settings(values: Mapping[str, Any], widths: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -373,56 +373,40 @@ def _task_settings(values: Mapping[str, Any], widths: Mapping[str, Any] | None =
 
 def _check(recipe: Recipe) -> None:
     data, training = recipe.data, recipe.training
-    if recipe.task.get("name") is None:
-        raise ValueError(f"task must be a mapping with a 'name', got {recipe.task!r}")
-    known(training.schedule, SCHEDULES, "schedule")
-    known(training.optimizer, OPTIMIZERS, "optimizer")
-    known(training.select, SELECTIONS, "training.select")
-    known(training.first_answer, FIRST_ANSWERS, "training.first_answer")
-    known(training.precision, PRECISIONS, "precision")
-    known(training.compile, (False, True, REDUCE_OVERHEAD), "training.compile")
-    for key, value in (("source", data.source), ("tokenizer", data.tokenizer)):
-        if value is not None and not value.strip():
-            raise ValueError(f"data.{key} must not be empty")
-    if data.lengths == []:
-        raise ValueError("data.lengths must be integers of at least 2, got []")
-    if data.lengths and data.length != max(data.lengths):
-        raise ValueError(f"data.length must be the largest of data.lengths {data.lengths}, got {data.length}")
-    if training.schedule == "polynomial" and training.learning_rate <= _FINAL_RATE:
-        raise ValueError(
+    for name, words in _WORDS.items():
+        known(getattr(training, name), words, f"training.{name}")
+    refuse(
+        (recipe.task.get("name") is None, f"task must be a mapping with a 'name', got {recipe.task!r}"),
+        (not (data.source or "-").strip(), "data.source must not be empty"),
+        (not data.tokenizer.strip(), "data.tokenizer must not be empty"),
+        (data.lengths == [], "data.lengths must be integers of at least 2, got []"),
+        (
+            data.lengths and data.length != max(data.lengths),
+            f"data.length must be the largest of data.lengths {data.lengths}, got {data.length}",
+        ),
+        (
+            training.schedule == "polynomial" and training.learning_rate <= _FINAL_RATE,
             f"training.learning_rate must be over {_FINAL_RATE:g}, with which the polynomial schedule ends, got "
-            f"{training.learning_rate:g}"
-        )
-    if training.batch_size % training.accumulate:
-        raise ValueError(
-            f"training.accumulate must divide training.batch_size, got {training.accumulate} and {training.batch_size}"
-        )
-
-
-_SECTIONS = {"data": DataOptions, "training": TrainingOptions}
-START = "init_from"  # the key of a model that names a run to start from
-_OTHER_DATA = ("noise",)  # options of tasks that name data beside data.source
+            f"{training.learning_rate:g}",
+        ),
+        (
+            training.batch_size % training.accumulate,
+            f"training.accumulate must divide training.batch_size, got {training.accumulate} and {training.batch_size}",
+        ),
+    )
 
 
 def rooted(recipe: Recipe) -> Recipe:
     """Make local paths of a recipe absolute, so that its run is valid from any folder."""
-    source, folder = recipe.data.source, tokenizer_folder(recipe.data.tokenizer)
-    paths: dict[str, Any] = {} if folder is None else {"tokenizer": str(folder.resolve())}
-    if source and source != "stdlib":
-        paths["source"] = _whole_path(source)
-    return dataclasses.replace(
-        recipe, task=_rooted_options(recipe.task), data=dataclasses.replace(recipe.data, **paths)
-    )
 
+    def whole(name: Any) -> Any:  # of an existing file or folder; other names, such as those of hubs, are unchanged
+        return str(expanded(name).resolve()) if isinstance(name, str) and expanded(name).exists() else name
 
-def _rooted_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: _whole_path(value) if name in _OTHER_DATA else value for name, value in options.items()}
-    return {name: _rooted_options(value) if isinstance(value, dict) else value for name, value in found.items()}
-
-
-def _whole_path(name: Any) -> Any:
-    """Make the path of an existing file or folder absolute. Other names, such as those of hubs, are unchanged."""
-    return str(expanded(name).resolve()) if isinstance(name, str) and expanded(name).exists() else name
+    data, folder = recipe.data, tokenizer_folder(recipe.data.tokenizer)
+    source = data.source if data.source == "stdlib" else whole(data.source)
+    tokenizer = data.tokenizer if folder is None else whole(data.tokenizer)
+    task = {name: whole(value) if name in _OTHER_DATA else value for name, value in recipe.task.items()}
+    return replace(recipe, task=task, data=replace(data, source=source, tokenizer=tokenizer))
 
 
 class _Loader(yaml.SafeLoader):

@@ -2,39 +2,61 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
-from transformers import TrainingArguments
 
-from lagwise.files import RECIPE_FILE, RUN_FILE, check_unused, locked, read_json, write_json
-from lagwise.models.loading import quiet
-from lagwise.tasks import TaskData
-from lagwise.training.checkpoints import newest_whole_checkpoint, step_of
-from lagwise.training.finishing import finish, finish_with_first
-from lagwise.training.first_answer import fit_first_answer, needs_first_answer, read_first_answer
+from lagwise.files import (
+    RECIPE_FILE,
+    RUN_FILE,
+    check_unused,
+    locked,
+    read_json,
+    remove_partial,
+    saved_whole,
+    write_json,
+)
+from lagwise.models.loading import load_model_weights, quiet
+from lagwise.models.sharded import is_sharded, whole_state
+from lagwise.tasks import Task, TaskData
+from lagwise.tasks.labelled import constant_note
+from lagwise.training.first_answer import (
+    FILE,
+    fit_first_answer,
+    is_perfect,
+    joined_answer,
+    kept_first_answer,
+    kept_model,
+    read_first_answer,
+    save_first_answer,
+    take_first,
+)
 from lagwise.training.folder import (
     as_json,
     begin_run,
     check_asked,
     check_resumable,
     data_unchanged,
+    final_model,
     load_run,
     make_task,
+    newest_whole_checkpoint,
+    read_metrics,
     rewind_metrics,
+    step_of,
 )
 from lagwise.training.hardware import describe
-from lagwise.training.interruption import saved_when_stopped
-from lagwise.training.kept_answer import keep_first_answer, needs_no_training
 from lagwise.training.model import own_fields, with_start
-from lagwise.training.planning import planned
 from lagwise.training.processes import of_first_process, processes
 from lagwise.training.recipe import Recipe, rooted
-from lagwise.training.setup import make_trainer, open_data, training_arguments
-from lagwise.training.trainer import LagwiseTrainer
+from lagwise.training.setup import make_trainer, needs_first_answer, open_data, planned
+from lagwise.training.trainer import BEST, LagwiseTrainer, saved_when_stopped
 
 
 def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
@@ -58,12 +80,12 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
     out, asked = Path(out), as_json(recipe)
     check_unused(out)
     recipe, data = planned(with_start(rooted(recipe)), progress)
-    arguments, state = training_arguments(recipe, out), PartialState()
+    state = processes()
     # The key is taken before the Trainer makes the run's folder, which may lie in that of the data.
-    about = {"data": data.task.key() if state.is_main_process else "", "processes": arguments.world_size}
-    trainer = _trainer(recipe, data, arguments, progress)
+    about: dict[str, Any] = {"data": data.task.key() if state.is_main_process else "", "processes": state.num_processes}
+    trainer = None if recipe.training.first_answer == "only" else make_trainer(recipe, data, out, progress)
     state.wait_for_everyone()  # all processes check the folder before any writes to it
-    with _sole_trainer(out, arguments):
+    with _sole_trainer(out):
         if state.is_main_process:
             check_unused(out)  # another process may have trained there in the meantime
             if trainer is not None:
@@ -90,8 +112,7 @@ def resume(out: Path | str, *, progress: bool = True) -> Path:
     out = Path(out)
     check_resumable(out)
     recipe = load_run(out)
-    arguments = training_arguments(recipe, out)
-    with _sole_trainer(out, arguments):
+    with _sole_trainer(out):
         if (out / "config.json").is_file():  # written at the end of a training
             return out
         checkpoint = newest_whole_checkpoint(out)
@@ -100,11 +121,12 @@ def resume(out: Path | str, *, progress: bool = True) -> Path:
                 f"the data of {str(out)!r} ({recipe.data.source}) have changed since it began; start a new run"
             )
         data = open_data(make_task(recipe), progress)
-        if arguments.process_index == 0 and read_first_answer(out) is None:
+        if processes().is_main_process and read_first_answer(out) is None:
             _fit_first(recipe, data, out, progress)
         if checkpoint:  # the run that it started from may no longer exist
             recipe = replace(recipe, model=own_fields(recipe))
-        return _complete(_trainer(recipe, data, arguments, progress), recipe, data, out, progress, resumes=True)
+        trainer = None if recipe.training.first_answer == "only" else make_trainer(recipe, data, out, progress)
+        return _complete(trainer, recipe, data, out, progress, checkpoint)
 
 
 def train_or_resume(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
@@ -125,36 +147,116 @@ def train_or_resume(recipe: Recipe, out: Path | str, *, progress: bool = True) -
     return resume(out, progress=progress)
 
 
-def _trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, progress: bool) -> LagwiseTrainer | None:
-    """Make the Trainer of a recipe; None if only a first answer is fitted."""
-    return None if recipe.training.first_answer == "only" else make_trainer(recipe, data, arguments, progress)
+def _fit_first(recipe: Recipe, data: TaskData, out: Path, progress: bool) -> None:
+    """Fit the first answer and keep it in the run's folder, if the recipe asks for one."""
+    if not needs_first_answer(recipe, data.task):
+        return
+    kind = recipe.training.first_answer
+    model, about, held_out = fit_first_answer(data, recipe.training.seed)
+    if kind == "only":
+        write_json(out / RUN_FILE, {**read_json(out / RUN_FILE), "parameters": _size(model)})
+    enough = kind == "compare" and is_perfect(about)
+    save_first_answer(model, about, held_out, data, out, alone=kind == "only" or enough, progress=progress)
+    if enough and progress:
+        print(
+            "kept the first answer: no trained model can be better on these rows, so none is trained (with "
+            "`first_answer` none, one is)",
+            file=sys.stderr,
+        )
 
 
 def _complete(
-    trainer: LagwiseTrainer | None, recipe: Recipe, data: TaskData, out: Path, progress: bool, resumes: bool = False
+    trainer: LagwiseTrainer | None,
+    recipe: Recipe,
+    data: TaskData,
+    out: Path,
+    progress: bool,
+    checkpoint: Path | None = None,
 ) -> Path:
-    """Train to the end, from the newest checkpoint if the run ``resumes``, and keep the final model."""
-    if trainer is None or needs_no_training(out, recipe.training.first_answer):
+    """Train to the end, from a checkpoint if there is one, and keep the final model."""
+    compared = recipe.training.first_answer == "compare" and PartialState().is_main_process
+    about = read_first_answer(out) if compared else None
+    if trainer is None or of_first_process(about is not None and is_perfect(about)):
         return finish_with_first(recipe, data, out, progress)
-    checkpoint = newest_whole_checkpoint(out, trainer) if resumes else None
     if checkpoint is not None and trainer.best.has_stopped(checkpoint):
         trainer._load_from_checkpoint(str(checkpoint))
         return finish(trainer, recipe, data, out, progress)
-    if resumes and trainer.is_world_process_zero():
+    if trainer.is_world_process_zero():
         rewind_metrics(out, 0 if checkpoint is None else step_of(checkpoint))
     with quiet(), saved_when_stopped(trainer):
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     return finish(trainer, recipe, data, out, progress)
 
 
-def _fit_first(recipe: Recipe, data: TaskData, out: Path, progress: bool) -> None:
-    """Fit the first answer and keep it in the run's folder, if the recipe asks for one."""
-    if not needs_first_answer(recipe, data.task):
+def finish(trainer: LagwiseTrainer, recipe: Recipe, data: TaskData, out: Path, progress: bool) -> Path:
+    """Write the final model to the top of the run folder, config.json last: it marks the folder as a model."""
+    compare = recipe.training.first_answer == "compare"
+    model: Any = trainer.accelerator.unwrap_model(trainer.model)
+    model.split_sequences(None)
+    state = whole_state(model) if is_sharded(model) else None
+    if trainer.is_world_process_zero():
+        with quiet(), saved_whole(out, "the model", last="config.json") as partial:
+            model.save_pretrained(partial, state_dict=state)
+            if trainer.best.keep and not trainer.best.take(partial):
+                warnings.warn(f"{str(out / BEST)!r} is missing: the run ends with its last model", stacklevel=2)
+            if data.calibrates or read_first_answer(out) is not None:
+                if is_sharded(model):  # one process has only its part
+                    model = data.task.head.from_pretrained(partial).to(model.device)
+                else:
+                    load_model_weights(model, partial)
+                kept = kept_model(model, trainer, data, out, compare=compare, progress=progress)
+                if kept is None:
+                    take_first(out, partial)
+                elif kept is not model:
+                    kept.save_pretrained(partial)
+                elif data.calibrates:
+                    model.config.save_pretrained(partial)
+            data.save_preprocessing(partial, model.length_limit)
+        trainer.best.remove()
+        remove_partial(out)
+        _say_if_nothing_is_learned(recipe, data, out, progress)
+    trainer.accelerator.wait_for_everyone()
+    return out
+
+
+def finish_with_first(recipe: Recipe, data: TaskData, out: Path, progress: bool) -> Path:
+    """`finish` for a run that trains nothing."""
+    if PartialState().is_main_process:
+        with saved_whole(out, "the model", last="config.json") as partial:
+            take_first(out, partial)
+        write_json(out / FILE, {**read_json(out / FILE), "kept": True})
+        _say_if_nothing_is_learned(recipe, data, out, progress)
+    PartialState().wait_for_everyone()
+    return out
+
+
+def _say_if_nothing_is_learned(recipe: Recipe, data: TaskData, out: Path, progress: bool) -> None:
+    """Print one line if one answer for all held-out rows is as good as the model that a run ends with."""
+    found = outcome(out, recipe, data.task, read_metrics(out)) if progress else None
+    if found is None:
         return
-    kind, first = recipe.training.first_answer, fit_first_answer(data, recipe.training.seed)
-    if kind == "only":
-        write_json(out / RUN_FILE, {**read_json(out / RUN_FILE), "parameters": _size(first.model)})
-    keep_first_answer(first, data, out, kind, progress=progress)
+    if note := constant_note(found[1], data.constant_scores(), data.headline.name, "held-out rows"):
+        print(note, file=sys.stderr)
+
+
+def outcome(
+    run: Path, recipe: Recipe, task: Task, metrics: Sequence[Mapping[str, float]]
+) -> tuple[str, dict[str, float]] | None:
+    """Say which model a run ends with, and return its scores by name; None if the log has no validation."""
+    if answer := kept_first_answer(run):
+        return "the first answer", answer["scores"]
+    if answer := joined_answer(run):
+        return "the first answer and the trained layers", answer["trained"]
+    kept = final_model(recipe, task, metrics)
+    if kept is None:
+        return None
+    last = max(int(line["step"]) for line in metrics)
+    which = "the last" if recipe.training.select == "last" else f"the best of {last:,}"
+    scores: dict[str, float] = {}
+    for line in metrics:
+        if line["step"] == kept[0]:
+            scores |= {name.removeprefix("eval_"): value for name, value in line.items() if name.startswith("eval_")}
+    return f"the model of step {kept[0]:,}, {which}", scores
 
 
 def _size(model: Any) -> int:
@@ -162,6 +264,6 @@ def _size(model: Any) -> int:
     return sum(each.numel() for each in model.parameters())
 
 
-def _sole_trainer(out: Path, arguments: TrainingArguments) -> AbstractContextManager[None]:
+def _sole_trainer(out: Path) -> AbstractContextManager[None]:
     """Lock a run's folder, in the first process for all."""
-    return locked(out, "training") if arguments.process_index == 0 else nullcontext()
+    return locked(out, "training") if processes().is_main_process else nullcontext()

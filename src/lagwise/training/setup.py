@@ -1,42 +1,45 @@
-"""What a training needs before its first step: checks of the recipe, its data, and the Trainer."""
+"""What a training needs before its first step: checks of the recipe, its data, what these, the machine and the minutes
+decide, and the Trainer."""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from transformers import TrainingArguments
+import torch
+from transformers import TrainerCallback, TrainingArguments
 from transformers.integrations import get_available_reporting_integrations
+from transformers.utils import is_torch_tf32_available
 
-from lagwise.models.loading import default_device
+from lagwise.data.options import AUTO
+from lagwise.models.loading import default_device, quiet
 from lagwise.models.memory import check_step_memory
 from lagwise.process import group_size
-from lagwise.tables import shown
-from lagwise.tasks import Task, TaskData
-from lagwise.training.checkpoints import BestModel
+from lagwise.tables import known, refuse
+from lagwise.tasks import LanguageModelling, Task, TaskData
 from lagwise.training.compilation import check_compiled, compile_model
-from lagwise.training.first_answer import needs_first_answer, require_linear
+from lagwise.training.first_answer import require_linear
 from lagwise.training.folder import make_task
-from lagwise.training.hardware import bfloat16_is_fast, check_precision
+from lagwise.training.hardware import bfloat16_is_fast
 from lagwise.training.model import build_model, check_model, config_for_data
 from lagwise.training.optimizer import make_optimizer
-from lagwise.training.processes import (
-    SharedRows,
-    Sharing,
-    check_restarts,
-    check_shared,
-    check_sharing,
-    micro_batch_size,
-    of_first_process,
-    processes,
-)
-from lagwise.training.recipe import MAX_STEPS, Recipe
-from lagwise.training.sharding import check_shards, shard
-from lagwise.training.trainer import LagwiseTrainer, Progress
+from lagwise.training.processes import SharedRows, Sharing, of_first_process, processes
+from lagwise.training.recipe import MAX_STEPS, Recipe, TrainingOptions
+from lagwise.training.sharding import shard
+from lagwise.training.trainer import BestModel, LagwiseTrainer, Progress
+
+_SLOW_STEPS, _TIMED_STEPS = 3, 9  # the first fill memory and caches
+_EVALUATIONS = 5
+_BYTE_PAIRS = {"tokenizer": "bpe", "vocab_size": 4096}
+_MIN_TOKENS_READ, _MIN_TEXT_BYTES = 2_000_000, 8_000_000
 
 
 def check_recipe(recipe: Recipe) -> Task:
@@ -46,20 +49,75 @@ def check_recipe(recipe: Recipe) -> Task:
     >>> type(check_recipe(load_recipe("tnn-lm"))).__name__
     'LanguageModelling'
     """
+    options, first = recipe.training, recipe.training.first_answer
+    shared = options.sequence_parallel
+    no_gpu = not torch.cuda.is_available()
+    asked = os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "false").lower() == "true"
+    sizes = {each: os.environ.get(f"PARALLELISM_CONFIG_{each.upper()}_SIZE", "1") for each in ("tp", "cp", "sp")}
+    splits = [each for each, size in sizes.items() if asked and size != "1"]
     micro_batch_size(recipe)
-    check_shards(recipe.training)
-    check_compiled(recipe.training)
-    check_reports(recipe.training.report_to)
-    check_precision(recipe.training)
-    check_sharing()
-    check_restarts()
-    task, kind = make_task(recipe), recipe.training.first_answer
+    check_compiled(options)
+    reporters(options.report_to)
+    refuse(
+        (options.shard and options.optimizer != "adamw", f"`shard` needs `optimizer=adamw`, got {options.optimizer!r}"),
+        (options.shard and first != "none", f"`shard` needs `first_answer=none`, got {first!r}"),
+        (
+            options.precision == "float16" and no_gpu,
+            "`precision=float16` needs an NVIDIA GPU, and none was found; leave it out, or take bfloat16",
+        ),
+        (
+            options.tf32 and not is_torch_tf32_available(),
+            "`tf32` needs an NVIDIA Ampere (or newer) GPU, and none was found; leave it out",
+        ),
+        (
+            splits,
+            "processes share the batch, but accelerate is to split sequences or weights between them; launch without "
+            + " and ".join(f"--parallelism_config_{split}_size" for split in splits),
+        ),
+    )
+    task = make_task(recipe)
     if needs_first_answer(recipe, task):
         require_linear(task)
-    if kind != "only":
-        check_shared(task, recipe.training.sequence_parallel)
+    if first != "only":
+        refuse(
+            (
+                shared > 1 and "sequence_parallel" not in task.supports,
+                "`sequence_parallel` is for language modelling and masked language modelling, got task "
+                f"{type(task).__name__}",
+            ),
+            (
+                shared > min(task.lengths().values(), default=shared),
+                f"`sequence_parallel` {shared} is more than `length`, {recipe.data.length} tokens",
+            ),
+        )
         check_model(recipe, task)
     return task
+
+
+def micro_batch_size(recipe: Recipe) -> int:
+    """Divide the batch: the rows of one process's micro-batch. ValueError if it cannot be divided."""
+    options, world = recipe.training, group_size()
+    groups, left = divmod(world, options.sequence_parallel)
+    rows, rest = divmod(options.batch_size, max(groups, 1) * options.accumulate)
+    several = " (groups of them)" if options.sequence_parallel > 1 else ""
+    refuse(
+        (
+            left or not groups,
+            f"`sequence_parallel` must divide the number of processes, got {options.sequence_parallel} for "
+            f"{world}; start {options.sequence_parallel} processes or a multiple, for example with torchrun",
+        ),
+        (
+            rest,
+            f"`batch_size` must be a multiple of processes{several} times `accumulate`, got {options.batch_size} for "
+            f"{groups} * {options.accumulate}",
+        ),
+    )
+    return rows
+
+
+def needs_first_answer(recipe: Recipe, task: Task) -> bool:
+    """Whether a training begins with a first answer."""
+    return recipe.training.first_answer != "none" or task.wide
 
 
 def open_data(task: Task, progress: bool) -> TaskData:
@@ -91,6 +149,83 @@ def completed(recipe: Recipe, data: TaskData) -> tuple[Recipe, TaskData]:
     task = {**recipe.task, **data.resolved()}
     found = replace(recipe, task=task, data=data.task.data, training=options)
     return found, data if task == recipe.task else open_data(make_task(found), progress=False)
+
+
+def planned(recipe: Recipe, progress: bool) -> tuple[Recipe, TaskData]:
+    """Open the data of a recipe, and fill in what they, this machine and its minutes determine.
+
+    A language model whose tokenizer is `AUTO` reads bytes, or a BPE of 4,096 tokens of the text if the training reads
+    at least two million bytes of a text of at least eight million: what is best at equal minutes on one thread
+    (benchmarks/vocabularies.py). A short training sees too little of each token of a BPE, and so does any of a short
+    text.
+
+    ValueError if the recipe, the data and this machine do not fit together, or the minutes are too few.
+    """
+    is_open = recipe.data.tokenizer == AUTO
+    recipe, data = completed(recipe, open_data(check_recipe(recipe), progress))
+    options = recipe.training
+    if options.minutes is not None and options.first_answer != "only":
+        options = planned_for_minutes(recipe, data, progress)
+        recipe = replace(recipe, training=options)
+    if is_open and isinstance(data.task, LanguageModelling):
+        given: Any = data
+        read = options.steps * options.batch_size * data.sizes(options.batch_size).tokens
+        if read >= _MIN_TOKENS_READ and len(given.text.splits["train"]) >= _MIN_TEXT_BYTES:
+            if progress:
+                print("a training of this length reads a BPE of 4,096 tokens", file=sys.stderr)
+            return planned(replace(recipe, data=replace(recipe.data, **_BYTE_PAIRS)), progress)
+    return recipe, data
+
+
+def planned_for_minutes(recipe: Recipe, data: TaskData, progress: bool) -> TrainingOptions:
+    """Replace the steps of a recipe by as many as fit into its minutes, with five evaluations and checkpoints.
+
+    Some steps and an evaluation of a model that is then thrown away are timed. Minutes exclude this, reading the data
+    and what follows the last step. ValueError if the evaluations alone take longer.
+    """
+    options, minutes = recipe.training, recipe.training.minutes or 0.0
+    seconds, evaluation = measured(recipe, data)
+    left = 60 * minutes - _EVALUATIONS * evaluation
+    if left < seconds:
+        raise ValueError(
+            f"`minutes` {minutes:g} are too few: a step takes {seconds:.2g} s here, and {_EVALUATIONS} evaluations "
+            f"{_EVALUATIONS * evaluation:.2g} s; raise `minutes` or lower `evaluate_tokens`"
+        )
+    steps = min(MAX_STEPS, int(left / seconds))
+    every = -(-steps // _EVALUATIONS)
+    if progress:
+        print(f"{minutes:g} minutes: {steps:,} steps of {seconds:.2g} s on this machine", file=sys.stderr)
+    warmup = min(options.warmup_steps, steps // 10)
+    return replace(options, steps=steps, warmup_steps=warmup, evaluate_every=every, save_every=every)
+
+
+def measured(recipe: Recipe, data: TaskData, clock: Callable[[], float] = time.perf_counter) -> tuple[float, float]:
+    """Seconds of a step and of an evaluation by a clock; those of the first process in all."""
+    count = _SLOW_STEPS + _TIMED_STEPS
+    options = replace(recipe.training, steps=count, evaluate_every=count + 1, save_every=count + 1, report_to="none")
+    recipe = replace(recipe, training=options)
+    with TemporaryDirectory() as folder, quiet():
+        trainer = make_trainer(recipe, data, Path(folder), progress=False)
+        steps = _StepClock(clock)
+        trainer.add_callback(steps)
+        trainer.train()
+        begun = clock()
+        trainer.evaluate()
+        evaluation = clock() - begun
+    return of_first_process(fmean(steps.seconds[_SLOW_STEPS:])), of_first_process(evaluation)
+
+
+class _StepClock(TrainerCallback):
+    """Seconds from the end of a step to that of the next, which include reading the batch."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.seconds: list[float] = []
+        self._clock, self._last = clock, clock()
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        now = self._clock()
+        self.seconds.append(now - self._last)
+        self._last = now
 
 
 def training_arguments(recipe: Recipe, out: Path) -> TrainingArguments:
@@ -145,8 +280,9 @@ def _use_one_gpu(arguments: TrainingArguments) -> None:
         arguments._n_gpu = 1
 
 
-def make_trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, progress: bool) -> LagwiseTrainer:
-    options = recipe.training
+def make_trainer(recipe: Recipe, data: TaskData, out: Path, progress: bool) -> LagwiseTrainer:
+    """Make the model of a recipe, with the data of its task, and the Trainer that writes into a run's folder."""
+    options, arguments = recipe.training, training_arguments(recipe, out)
     sizes = data.sizes(options.batch_size)
     check_step_memory(
         data.task.head,
@@ -159,7 +295,6 @@ def make_trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, p
     model: Any = build_model(recipe, data)
     if options.gradient_checkpointing:
         model.gradient_checkpointing_enable()
-    out = Path(str(arguments.output_dir))
     metric = data.headline
     best = BestModel(out, metric.name, metric.greater_is_better, options.patience, options.select == "best")
     training: Any = data.training_examples(options.steps, options.batch_size, options.seed)
@@ -191,23 +326,13 @@ def make_trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, p
     )
 
 
-def check_reports(names: str) -> list[str]:
-    """Split the option ``report_to`` into names for the Trainer. ValueError for one that is unknown or not
-    installed."""
+def reporters(names: str, out: Path | None = None) -> list[str]:
+    """Split the option ``report_to`` into names for the Trainer, and tell TensorBoard's callback where to write.
+    ValueError for a name that is unknown or not installed."""
     found = [name.strip() for name in names.split(",") if name.strip() not in ("", "none")]
     available = get_available_reporting_integrations()
-    for name in found:
-        if name not in available and name != "tensorboard":  # which every recipe names, whether it is there or not
-            raise ValueError(
-                f"`report_to` {shown(name)} is unknown, or its package is not installed; available: "
-                f"{', '.join(['none', *available])}"
-            )
-    return [name for name in found if name in available]
-
-
-def reporters(names: str, out: Path) -> list[str]:
-    """Return the names of `check_reports`, and tell TensorBoard's callback where to write."""
-    found = check_reports(names)
-    if "tensorboard" in found:
+    for name in found:  # every recipe names tensorboard, whether it is there or not
+        known(name, ["none", "tensorboard", *available], "`report_to` (or its package is not installed)")
+    if out is not None and "tensorboard" in found:
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(out / "tensorboard")
-    return found
+    return [name for name in found if name in available]

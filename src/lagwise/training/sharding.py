@@ -28,19 +28,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from lagwise.training.recipe import TrainingOptions
-
 SHARDS = "shards"  # folder of a checkpoint
-
-
-def check_shards(options: TrainingOptions) -> None:
-    """ValueError for options that need unsharded weights."""
-    if not options.shard:
-        return
-    if options.optimizer != "adamw":
-        raise ValueError(f"`shard` needs `optimizer=adamw`, got {options.optimizer!r}")
-    if options.first_answer != "none":
-        raise ValueError(f"`shard` needs `first_answer=none`, got {options.first_answer!r}")
 
 
 def shard(model: Any) -> None:
@@ -81,24 +69,6 @@ def load_optimizer(model: nn.Module, optimizer: Any, checkpoint: Path) -> None:
     with _alone() as alone:
         dcp.load(state, checkpoint_id=checkpoint / SHARDS, no_dist=alone)
     set_optimizer_state_dict(model, _plain(optimizer), state["optimizer"])
-
-
-def check_saved_shards(checkpoint: Path, model: nn.Module | None) -> None:
-    """Raise unless a checkpoint has complete shards, of the weights of ``model`` if it is given."""
-    folder = checkpoint / SHARDS
-    metadata: Any = dcp.FileSystemReader(folder).read_metadata()
-    sizes = {place.relative_path: 0 for place in metadata.storage_data.values()}
-    for place in metadata.storage_data.values():
-        sizes[place.relative_path] = max(sizes[place.relative_path], place.offset + place.length)
-    for name, size in sizes.items():
-        if not (folder / name).is_file() or (folder / name).stat().st_size < size:
-            raise ValueError(f"{SHARDS}/{name} is missing or cut short")
-    if model is None:
-        return
-    for name, weight in model.state_dict().items():
-        saved = metadata.state_dict_metadata.get(f"model.{name}")
-        if name not in _tied(model) and (saved is None or saved.size != weight.shape):
-            raise ValueError(f"{SHARDS} has no {name} of shape {tuple(weight.shape)}")
 
 
 def _weights(model: nn.Module) -> dict[str, Any]:

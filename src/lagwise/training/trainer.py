@@ -1,4 +1,5 @@
-"""The Trainer of transformers, with complete checkpoints only, and a readable log."""
+"""The Trainer of transformers, with complete checkpoints only and a readable log, and what it calls between steps: the
+choice of the best model, stops by a signal, and a progress bar."""
 
 from __future__ import annotations
 
@@ -8,28 +9,90 @@ import json
 import math
 import os
 import shutil
+import signal
+import sys
+import threading
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from transformers import EvalPrediction, Trainer, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
-from lagwise.files import PARTIAL, one_line
+from lagwise.files import PARTIAL, one_line, saved_whole
 from lagwise.models.heads import VocabularyHead
-from lagwise.models.sharded import is_sharded
-from lagwise.process import denormals_as_zero, group_size
+from lagwise.models.loading import quiet
+from lagwise.models.sharded import is_sharded, whole_state
+from lagwise.process import Stopped, denormals_as_zero, group_size, is_first
 from lagwise.progress import progress_bar
 from lagwise.tasks import TaskData
-from lagwise.training.checkpoints import BestModel, checkpoints
-from lagwise.training.folder import METRICS_FILE
+from lagwise.training.folder import METRICS_FILE, checkpoints, note_content
 from lagwise.training.optimizer import clip_gradients, sparse_tables
 from lagwise.training.processes import Sharing
 from lagwise.training.recipe import REDUCE_OVERHEAD, TrainingOptions
 from lagwise.training.sharding import load_optimizer, load_weights, own_part, save_shards
+
+BEST = "best"  # folder of the best model of a training
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
+
+
+class BestModel(TrainerCallback):
+    """Callback that keeps the weights of the best evaluation in ``RUN/best``, and stops the training after ``patience``
+    evaluations without a better one (0: never). The best evaluation is determined from the log alone, so that a resumed
+    run decides the same."""
+
+    def __init__(self, run: Path, metric: str, greater_is_better: bool, patience: int, keep: bool):
+        self.folder, self.metric = run / BEST, f"eval_{metric}"
+        self.sign = 1 if greater_is_better else -1
+        self.patience, self.keep = patience, keep
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step >= state.max_steps and args.eval_strategy != "no":  # the last model is evaluated too
+            control.should_evaluate = True
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        values = [self.sign * line[self.metric] for line in state.log_history if self.metric in line]
+        if not values:  # a model without a loss
+            return
+        since = evaluations_since_best(values)
+        if self.keep and since == 0:
+            model = getattr(model, "module", model)
+            weights = whole_state(model) if is_sharded(model) else None
+            if state.is_world_process_zero:
+                with quiet(), saved_whole(self.folder, "the best model so far", last="config.json") as partial:
+                    model.save_pretrained(partial, state_dict=weights)
+        if self.patience and since >= self.patience:
+            control.should_training_stop = True
+            control.should_save = True
+
+    def has_stopped(self, checkpoint: Path) -> bool:
+        """Whether the training that wrote a checkpoint had stopped there because the metric no longer improved."""
+        history = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
+        values = [self.sign * line[self.metric] for line in history if self.metric in line]
+        return bool(self.patience and values) and evaluations_since_best(values) >= self.patience
+
+    def take(self, partial: Path) -> bool:
+        """Copy the best weights into a folder that is being saved. Returns whether there are any."""
+        if not (self.keep and (self.folder / "config.json").is_file()):
+            return False
+        shutil.copyfile(self.folder / "model.safetensors", partial / "model.safetensors")
+        return True
+
+    def remove(self) -> None:
+        """Remove the copy, once it is the run's final model."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def evaluations_since_best(values: Sequence[float]) -> int:
+    """Return the number of values after the first maximum."""
+    return len(values) - 1 - max(range(len(values)), key=lambda i: (values[i], -i))
 
 
 class LagwiseTrainer(Trainer):
@@ -213,13 +276,13 @@ class LagwiseTrainer(Trainer):
         return os.path.join(run, PARTIAL) if self._saving else run
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Do not warn of tied weights: they are saved once, so their second name is expected to be missing."""
+        """Refuse weights that do not fit the model, of which the Trainer only warns. Tied weights are saved once, so
+        their second name is expected to be missing."""
         tied = set(getattr(self.model, "_tied_weights_keys", None) or ())
-        if not load_result.unexpected_keys and set(load_result.missing_keys) <= tied:
-            model: Any = self.accelerator.unwrap_model(self.model)
-            model.tie_weights()
-        else:
-            super()._issue_warnings_after_load(load_result)
+        if wrong := [*load_result.unexpected_keys, *(set(load_result.missing_keys) - tied)]:
+            raise ValueError(f"a checkpoint's weights do not fit the model, such as {wrong[0]}; another version?")
+        model: Any = self.accelerator.unwrap_model(self.model)
+        model.tie_weights()
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         run = Path(super()._get_output_dir(trial))
@@ -231,6 +294,9 @@ class LagwiseTrainer(Trainer):
         self._saving = True
         try:
             super()._save_checkpoint(model, trial)
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                note_content(run, run / PARTIAL / name)
         except Exception as error:  # on a full disk, each of the writing libraries raises another type
             shutil.rmtree(run / PARTIAL, ignore_errors=True)
             raise OSError(
@@ -239,7 +305,6 @@ class LagwiseTrainer(Trainer):
             ) from error
         finally:
             self._saving = False
-        self.accelerator.wait_for_everyone()
         if self.args.should_save:
             shutil.rmtree(run / name, ignore_errors=True)
             os.replace(run / PARTIAL / name, run / name)
@@ -287,3 +352,58 @@ def _mean_loss(history: list[dict[str, float]]) -> float:
         if "loss" in line:
             total, step = total + line["loss"] * (line["step"] - step), line["step"]
     return total / max(step, 1)
+
+
+class _StopAfterStep(TrainerCallback):
+    """Callback that saves a checkpoint and ends the training after the step in which any process got a signal."""
+
+    def __init__(self, processes: int):
+        self.asked = 0  # the number of the signal
+        # On the CPU, so that no process waits for its GPU.
+        self.group = dist.new_group(backend="gloo") if processes > 1 else None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.group is not None:
+            asked = torch.tensor(self.asked, device="cpu")
+            dist.all_reduce(asked, dist.ReduceOp.MAX, self.group)
+            self.asked = int(asked)
+        if self.asked:
+            control.should_save = control.should_log = control.should_training_stop = True
+
+
+@contextmanager
+def saved_when_stopped(trainer: Trainer) -> Iterator[None]:
+    """On Ctrl-C or SIGTERM within the context, complete the step and save a checkpoint before `Stopped` is raised, in
+    all processes if any of them gets the signal. A second signal to a single process stops it at once; the processes of
+    a group may each get several, and their launcher ends those that do not stop in time.
+
+    Has no effect where signals cannot be handled (in other threads).
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    stop = _StopAfterStep(trainer.args.world_size)
+    # A handler that someone else has set, such as that of a notebook or a scheduler, stays.
+    before = {number: signal.getsignal(number) for number in _SIGNALS if signal.getsignal(number) in _DEFAULTS}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        again = bool(stop.asked)
+        stop.asked = number
+        if stop.group is None:
+            for each in before:
+                signal.signal(each, signal.default_int_handler)
+        if is_first() and not again:
+            hint = "; again to stop at once" if stop.group is None else ""
+            print(f"\nStopping after this step{hint}.", file=sys.stderr, flush=True)
+
+    trainer.add_callback(stop)
+    try:
+        for number in before:
+            signal.signal(number, handle)
+        yield
+        if stop.asked and trainer.state.global_step < trainer.state.max_steps:
+            raise Stopped(stop.asked)
+    finally:
+        trainer.remove_callback(stop)
+        for number, handler in before.items():
+            signal.signal(number, handler)

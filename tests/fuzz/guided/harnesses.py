@@ -51,7 +51,7 @@ def named(data: bytes, suffixes: tuple[str, ...]) -> Path:
 
 
 def tables(data: bytes) -> None:
-    from lagwise.data.row_files import read_columns, read_table
+    from lagwise.data.reading import read_columns, read_table
     from lagwise.forecasting import read_series
 
     path = named(data, SUFFIXES["tables"])
@@ -72,7 +72,7 @@ def times(data: bytes) -> None:
 
 def lines(data: bytes) -> None:
     from lagwise.data import open_rows, open_source
-    from lagwise.data.row_files import read_table
+    from lagwise.data.reading import read_table
 
     path = named(data, SUFFIXES["lines"])
     with refusing():

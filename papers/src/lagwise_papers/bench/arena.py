@@ -54,8 +54,8 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds of a forward pass and of a training step (with AdamW's update) of ``batch`` rows, and the peak memory of
-    a step in bytes (0 if it was not measured)."""
+    """Result of a model: seconds of a forward pass and of a training step (with AdamW's update) of ``batch`` rows, and
+    the peak memory of a step in bytes (0 if it was not measured)."""
 
     task: str
     model: str
@@ -100,7 +100,7 @@ def network(task: str, word: str, *, two_dimensions: bool = False) -> Any:
 
 
 def batch_of(task: str, rows: int, length: int | None = None) -> dict[str, Tensor]:
-    """Random inputs for a task; images are square."""
+    """Draw random inputs for a task; images are square."""
     shape = SHAPES[task]
     length = length or shape.length
     if not shape.vocabulary:
@@ -154,16 +154,16 @@ def time_models(
         ValueError: If a name is unknown or a model has no two-dimensional form, before anything is timed.
     """
     torch.set_num_threads(threads)
-    chosen: dict[str, list[str]] = {}
+    suitable_words: dict[str, list[str]] = {}
     for task in tasks:
         images = not SHAPES[known(task, SHAPES, "task")].vocabulary
-        chosen[task] = [word for word in words if images or not word.endswith("-2d")]
+        suitable_words[task] = [word for word in words if images or not word.endswith("-2d")]
         with torch.device("meta"):
-            for word in chosen[task]:
-                _made(task, word)
+            for word in suitable_words[task]:
+                _network(task, word)
     results: list[Speed] = []
     turns = 1 + 2 * (1 + repeats) + memory  # a check, forward passes, steps, and the memory, of each model
-    total = turns * sum(map(len, chosen.values()))
+    total = turns * sum(map(len, suitable_words.values()))
     with progress_bar(desc="measuring", total=total, unit="turn", show=progress) as bar:
 
         def counted(method: Callable[[], None]) -> Callable[[], None]:
@@ -173,18 +173,18 @@ def time_models(
 
             return run
 
-        for task, suitable in chosen.items():
+        for task, suitable in suitable_words.items():
             bar.set_postfix({"task": task}, refresh=False)
             batch = rows or SHAPES[task].batch
             inputs, models = batch_of(task, batch), {}
             for word in suitable:
                 torch.manual_seed(0)
-                models[word] = _made(task, word)
+                models[word] = _network(task, word)
                 check(models[word], task)
                 bar.update()
             forward, step = (
-                interleaved({w: counted(made(m, inputs)) for w, m in models.items()}, repeats=repeats, warmup=1)
-                for made in (_forward, _step)
+                interleaved({w: counted(make_turn(m, inputs)) for w, m in models.items()}, repeats=repeats, warmup=1)
+                for make_turn in (_forward, _step)
             )
             for word, model in models.items():
                 used = 0
@@ -198,7 +198,7 @@ def time_models(
 
 
 def table_rows(speeds: Sequence[Speed]) -> list[tuple[str, ...]]:
-    """One row per task and model, with speed and memory relative to the Transformer."""
+    """Format one row per task and model, with speed and memory relative to the Transformer."""
     bases = {speed.task: speed for speed in speeds if speed.model == BASE}
     lines: list[tuple[str, ...]] = []
     for s in speeds:
@@ -215,7 +215,7 @@ def table_rows(speeds: Sequence[Speed]) -> list[tuple[str, ...]]:
     return lines
 
 
-def _made(task: str, word: str) -> Any:
+def _network(task: str, word: str) -> Any:
     return network(task, word.removesuffix("-2d"), two_dimensions=word.endswith("-2d"))
 
 
@@ -242,7 +242,7 @@ def _step(model: Any, inputs: dict[str, Tensor]) -> Callable[[], None]:
 
 
 def _steps(task: str, word: str, batch: int) -> Iterator[Callable[[], None]]:
-    """Training steps for `memory_of`."""
-    model = _made(task, word)
+    """Yield training steps for `memory_of`."""
+    model = _network(task, word)
     yield _step(model, batch_of(task, 1, 64))
     yield _step(model, batch_of(task, batch))

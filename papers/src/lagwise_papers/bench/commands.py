@@ -37,7 +37,7 @@ app = typer.Typer(help="Measure speed and memory: of your own models, and agains
 
 
 def _command() -> str:
-    """The command line, with the setting of the environment that changes timings."""
+    """Write the command line, with the setting of the environment that changes timings."""
     setting = os.environ.get("LAGWISE_KEEP_MEMORY")
     return (f"LAGWISE_KEEP_MEMORY={setting} " if setting else "") + shlex.join(["lagwise", *sys.argv[1:]])
 
@@ -239,7 +239,7 @@ def generate(
             channels=channels,
             repeats=repeats,
             threads=threads,
-            most_tokens=most_tokens,
+            max_tokens=most_tokens,
             baselines=baselines,
         )
         head = ("context", "method", "tokens/s", "99% ms", "/recompute", "/ring", "/cache", "memory")
@@ -393,13 +393,13 @@ def serve(
     counts = integers(clients, "--clients")
     torch.set_num_threads(threads)
     model, tokenizer = load_language_model(run)
-    chosen = [str(tokenizer.decode(ids.tolist())) for ids in run_prompts(run, prompts, prompt_tokens)]
+    texts = [str(tokenizer.decode(ids.tolist())) for ids in run_prompts(run, prompts, prompt_tokens)]
     transformer = make_transformer(model, tokenizer) if peer else None
-    if compile:  # before the servers start, whose start has a time limit
+    if compile:  # now, because the start of the servers has a time limit
         model.compile_step(None, report=lambda line: typer.echo(line, err=True))
     options = {"peer": transformer, "tokenizer": tokenizer, "batched": batched, "compiled": compile}
     with started(run, max(counts), threads, **options) as servers:
-        rows = measure(servers, chosen, clients=counts, new_tokens=tokens, repeats=repeats)
+        rows = measure(servers, texts, clients=counts, new_tokens=tokens, repeats=repeats)
     sizes = {type(each).__name__: each.num_parameters() for each in (model, transformer) if each is not None}
     head = ("server", "clients", "tokens/s", "lagwise/", "first p50", "first p99", "whole p50", "whole p99")
     print_table(", ".join(f"{name}: {size:,} parameters" for name, size in sizes.items()), head, table_rows(rows))

@@ -23,14 +23,14 @@ from lagwise_papers.bench.timing import Timing
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TCN, MEGA, MEGA_GIVEN = "tcn", "mega ema", "mega ema, kernel given"
+TCN, MEGA, MEGA_FIXED = "tcn", "mega ema", "mega ema, kernel given"
 KERNEL_SIZE, DEPTH = 17, 4  # TCNCA app. H
 PEER = "mega-pytorch"
 
 
 @dataclass(frozen=True)
 class Row:
-    """Results for one length, by method: seconds of a forward pass and of a training step, peak memory of a step in
+    """Result for one length, by method: seconds of a forward pass and of a training step, peak memory of a step in
     bytes, and errors."""
 
     length: int
@@ -41,7 +41,7 @@ class Row:
     memory: dict[str, int]
 
     def backward(self, method: str) -> float:
-        """Seconds of a training step minus those of a forward pass."""
+        """Return the seconds of a training step minus those of a forward pass."""
         return self.step[method].median - self.forward[method].median
 
 
@@ -63,7 +63,7 @@ def time_ema_tcn(
     factories: dict[str, Factory] = {
         TCN: partial(BareTCN, causal=causal),
         MEGA: partial(literal, causal=causal),
-        MEGA_GIVEN: partial(literal, causal=causal, given=True),
+        MEGA_FIXED: partial(literal, causal=causal, fixed=True),
         "ema by fft": partial(BareEMA, causal=causal, engine="fft"),
         "ema by scan": partial(BareEMA, causal=causal, engine="scan"),
         **({PEER: mega_pytorch_ema} if peer and causal else {}),
@@ -77,11 +77,11 @@ def time_ema_tcn(
 
 
 def check(layer: nn.Module, channels: int, length: int, *, causal: bool) -> float:
-    """The layer's largest error, for values and input gradients; ValueError if it is too large."""
+    """Compute the layer's largest error, for values and input gradients; ValueError if it is too large."""
     if not isinstance(layer, BareTCN):
         return check_layer(layer, channels, length, causal=causal)
 
-    def torchs_own(x: Tensor, channel: int) -> Tensor:
+    def convolutions(x: Tensor, channel: int) -> Tensor:
         h = x.transpose(1, 2)
         for taps, dilation in zip(layer.taps, layer.dilations, strict=True):
             reach = (KERNEL_SIZE - 1) * dilation
@@ -89,16 +89,17 @@ def check(layer: nn.Module, channels: int, length: int, *, causal: bool) -> floa
             h = F.conv1d(h, taps[channel].detach().double().flip(0)[None, None], dilation=dilation)
         return h.transpose(1, 2)
 
-    return check_product(layer, channels, length, torchs_own, some_channels(channels), "stack of dilated convolutions")
+    what = "stack of dilated convolutions"
+    return check_product(layer, channels, length, convolutions, some_channels(channels), what)
 
 
 def dilation_for(length: int) -> int:
-    """The smallest dilation factor whose receptive field covers the length (TCNCA app. H)."""
+    """Find the smallest dilation factor whose receptive field covers the length (TCNCA app. H)."""
     return smallest_dilation(KERNEL_SIZE, DEPTH, length)
 
 
 class BareTCN(nn.Module):
-    """Dilated convolutions without residuals, norms and activations, initialized to unit gain."""
+    """Stack of dilated convolutions without residuals, norms and activations, initialized to unit gain."""
 
     def __init__(self, channels: int, length: int, *, causal: bool):
         super().__init__()
@@ -130,16 +131,16 @@ class BareEMA(nn.Module):
         return ema_scan(x, weight[0], log_decay[0], backward=backward)
 
 
-def literal(channels: int, length: int, *, causal: bool, given: bool = False) -> nn.Module:
-    """MEGA's published algorithm. given: compute the taps once and keep them as parameters."""
+def literal(channels: int, length: int, *, causal: bool, fixed: bool = False) -> nn.Module:
+    """Make a layer of MEGA's published algorithm. fixed: compute the taps once and keep them as parameters."""
     layer = LiteralEMA(channels, causal=causal, dimension=16 if causal else 8)
-    if given:
+    if fixed:
         layer.fix(length)
     return layer
 
 
 def table_rows(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
-    """Rows of (length, method, forward, backward, both relative to the TCN, memory, error)."""
+    """Format rows of (length, method, forward, backward, both relative to the TCN, memory, error)."""
     lines = []
     for row in rows:
         for name, forward in row.forward.items():

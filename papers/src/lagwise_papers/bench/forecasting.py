@@ -25,7 +25,7 @@ class Benchmark:
 
     Args:
         file: File name without its suffix.
-        parts: Rows of the training, validation and test parts; by default 70, 10 and 20 percent.
+        split_rows: Rows of the training, validation and test parts; by default 70, 10 and 20 percent.
         horizons: Forecast horizons.
         look_back: Longest look-back of single models.
         look_backs: Look-backs of averaged models.
@@ -33,18 +33,18 @@ class Benchmark:
     """
 
     file: str
-    parts: tuple[int, int, int] | None = None
+    split_rows: tuple[int, int, int] | None = None
     horizons: tuple[int, ...] = HORIZONS
     look_back: int = 720
     look_backs: tuple[int, ...] = (96, 192, 336, 720, 1440)
     logs: bool = False
 
     def split(self, rows: int) -> tuple[int, int, int]:
-        """The ends of the training, validation and test parts."""
-        if self.parts is None:
+        """Return the ends of the training, validation and test parts."""
+        if self.split_rows is None:
             train, test = int(rows * 0.7), int(rows * 0.2)
             return train, rows - test, rows
-        train, valid, test = self.parts
+        train, valid, test = self.split_rows
         if rows < train + valid + test:
             raise ValueError(f"{self.file} must have at least {train + valid + test} rows, got {rows}")
         return train, train + valid, train + valid + test
@@ -80,7 +80,7 @@ PUBLISHED = {
 
 
 def models(benchmark: Benchmark, horizon: int) -> dict[str, dict[str, Any]]:
-    """Options of the compared forecasters, by their names in tables."""
+    """Return the options of the compared forecasters, by their names in tables."""
     one, kernels = {"look_back": benchmark.look_back}, 12
     small = {**one, "shared": True}
     logs = {LOGS: {"look_back": benchmark.look_backs, "logs": True}} if benchmark.logs else {}
@@ -148,7 +148,7 @@ def run_benchmark(x: np.ndarray, benchmark: Benchmark, horizon: int, options: Ma
 
 
 def _restored(forecaster: LagForecaster, x: np.ndarray, scale: np.ndarray) -> dict[str, float]:
-    """The errors of values, of a forecaster of logarithms."""
+    """Compute the errors of values, of a forecaster of logarithms."""
     look_back, horizon = forecaster.maps_.shape[1:]
     starts = np.arange(look_back, len(x) - horizon + 1)
     targets = sliding_window_view(x, horizon, axis=0)[starts].transpose(0, 2, 1)
@@ -169,16 +169,16 @@ def run_benchmarks(
     cells = [(name, horizon) for name in names for horizon in BENCHMARKS[name].horizons]
     rows = []
     for name, horizon in progress_bar(cells, desc="forecasting", unit="cell", show=progress):
-        made = models(BENCHMARKS[name], horizon)
-        for model, options in {label: made[label] for label in only or made if label in made}.items():
-            found = run_benchmark(data[name], BENCHMARKS[name], horizon, options)
-            rows.append({"data": name, "horizon": horizon, "model": model, **found})
+        options = models(BENCHMARKS[name], horizon)
+        for model in [label for label in only or options if label in options]:
+            scores = run_benchmark(data[name], BENCHMARKS[name], horizon, options[model])
+            rows.append({"data": name, "horizon": horizon, "model": model, **scores})
     return rows
 
 
-def chosen(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The row of each cell with the lowest validation error, without those of several folds or of logarithms, whose
-    errors are not those of the same values."""
+def best_by_validation(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Select the row of each cell with the lowest validation error, without those of several folds or of logarithms,
+    whose errors are not those of the same values."""
     cells: dict[tuple[str, int], dict[str, Any]] = {}
     for row in rows:
         best = cells.get((row["data"], row["horizon"]))
@@ -192,13 +192,14 @@ def chosen(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def table_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Errors averaged over horizons, by model and data set, with published figures: a header and rows of text."""
+    """Format errors averaged over horizons, by model and data set, with published figures: a header and rows of
+    text."""
     names = list(dict.fromkeys(row["data"] for row in rows))
     means: dict[str, dict[str, float]] = {}
-    for label, part in _labelled(rows):
-        own = {n: [r["mse"] for r in part if r["data"] == n] for n in names}
-        means[label] = {n: float(np.mean(errors)) for n, errors in own.items() if errors}
-    sizes = {label: max(row["parameters"] for row in part) for label, part in _labelled(rows)}
+    for label, model_rows in _labelled(rows):
+        errors_by_data = {n: [r["mse"] for r in model_rows if r["data"] == n] for n in names}
+        means[label] = {n: float(np.mean(errors)) for n, errors in errors_by_data.items() if errors}
+    sizes = {label: max(row["parameters"] for row in model_rows) for label, model_rows in _labelled(rows)}
     for label, figures in PUBLISHED.items():
         means[f"{label} (published)"] = dict(figures)
     ett = [name for name in names if name.startswith("ETT")]
@@ -213,18 +214,18 @@ def table_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[
 
 
 def coverage_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Shares of test values within the intervals, averaged over horizons: a header and rows of text."""
+    """Format shares of test values within the intervals, averaged over horizons: a header and rows of text."""
     names = list(dict.fromkeys(row["data"] for row in rows))
     lines = []
     for model in dict.fromkeys(row["model"] for row in rows):
-        own = [row for row in rows if row["model"] == model]
-        parts = [[row["coverage"] for row in own if row["data"] == name] for name in names]
-        lines.append([model, *(f"{np.mean(part):.3f}" if part else "" for part in parts)])
+        model_rows = [row for row in rows if row["model"] == model]
+        coverages = [[row["coverage"] for row in model_rows if row["data"] == name] for name in names]
+        lines.append([model, *(f"{np.mean(values):.3f}" if values else "" for values in coverages)])
     return ["", *names], lines
 
 
 def _labelled(rows: Sequence[Mapping[str, Any]]) -> Iterable[tuple[str, Sequence[Mapping[str, Any]]]]:
     for model in dict.fromkeys(row["model"] for row in rows):
         yield model, [row for row in rows if row["model"] == model]
-    if best := chosen(rows):
+    if best := best_by_validation(rows):
         yield "chosen by validation", best

@@ -44,8 +44,8 @@ _TURN, _SLOW_TURN = 64, 4  # tokens per timed turn (64 is a whole block of the o
 
 @dataclass(frozen=True)
 class Row:
-    """Results of one method at one context length: seconds per token of the whole batch, their 99th percentile (None
-    for baselines), and the size of the streaming state in bytes."""
+    """Result of one method at one context length: seconds per token of the whole batch, their 99th percentile (None for
+    baselines), and the size of the streaming state in bytes."""
 
     method: str
     length: int
@@ -67,7 +67,7 @@ def time_generation(
     channels: int = 256,
     repeats: int = 5,
     threads: int | None = None,
-    most_tokens: int = 1 << 18,
+    max_tokens: int = 1 << 18,
     baselines: bool = True,
     progress: bool = True,
 ) -> list[Row]:
@@ -85,7 +85,7 @@ def time_generation(
         channels: Channels of a layer.
         repeats: Timed turns.
         threads: CPU threads; by default those of torch.
-        most_tokens: Skip contexts with more tokens over all rows.
+        max_tokens: Skip contexts with more tokens over all rows.
         baselines: Whether to time the baselines too.
         progress: Whether to show a progress bar.
 
@@ -96,12 +96,12 @@ def time_generation(
         torch.set_num_threads(threads)
     if what not in ("layers", "models"):
         raise ValueError(f"what must be layers or models, got {what!r}")
-    cases = [(b, n) for b, n in itertools.product(batches, lengths) if b * n <= most_tokens]
+    cases = [(b, n) for b, n in itertools.product(batches, lengths) if b * n <= max_tokens]
     rows: list[Row] = []
-    made = models() if what == "models" else {}
+    model_factories = models() if what == "models" else {}
     with torch.inference_mode():
         for batch, length in progress_bar(cases, desc=what, show=progress):
-            factories = made or layers(channels, length)
+            factories = model_factories or layers(channels, length)
             subjects = {name: make(batch) for name, make in factories.items() if baselines or name not in BASELINES}
             for name, subject in subjects.items():
                 if batch == min(batches):
@@ -117,11 +117,11 @@ def time_generation(
 
 def _check(name: str, subject: Subject, length: int) -> None:
     x = subject.inputs(length + CHECKED_STEPS)
-    for part in x[:, :length].split(_CHUNK, dim=1):
-        subject.fill(part)
+    for chunk in x[:, :length].split(_CHUNK, dim=1):
+        subject.fill(chunk)
     steps = torch.cat([subject.fill(token)[:, -1:] for token in x[:, length:].split(1, dim=1)], dim=1)
-    whole = subject.forward(x)[:, -CHECKED_STEPS:]
-    error = ((steps - whole).abs().max() / whole.abs().max()).item()
+    full = subject.forward(x)[:, -CHECKED_STEPS:]
+    error = ((steps - full).abs().max() / full.abs().max()).item()
     if not error <= _TOLERANCE:
         raise ValueError(
             f"streaming of {name} differs from its forward pass by {error:.1e} of the largest value after {length} "
@@ -186,7 +186,8 @@ def _seconds(method: Callable[[Tensor], Any], x: Tensor) -> float:
 
 
 def table_rows(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
-    """Rows of (length, method, tokens/s, slowest ms, speedup over recomputing, ring buffer and attention, memory)."""
+    """Format rows of (length, method, tokens/s, slowest ms, speedup over recomputing, ring buffer and attention,
+    memory)."""
     speed = {(row.method, row.length): row.tokens_per_second for row in rows}
     lines = []
     for row in rows:
@@ -209,9 +210,9 @@ def figure(results: Mapping[str, Sequence[Row]]) -> Figure:
     panels = {}
     for what, rows in results.items():
         for batch in sorted({row.batch for row in rows}):
-            chosen = [row for row in rows if row.batch == batch]
+            batch_rows = [row for row in rows if row.batch == batch]
             panels[f"{what}, batch {batch}: ms per token"] = {
-                name: [(row.length, row.token.median * 1e3) for row in chosen if row.method == name]
-                for name in dict.fromkeys(row.method for row in chosen)
+                name: [(row.length, row.token.median * 1e3) for row in batch_rows if row.method == name]
+                for name in dict.fromkeys(row.method for row in batch_rows)
             }
     return times_over_length(panels)

@@ -24,8 +24,7 @@ from lagwise.tables import known, shown
 from lagwise.tasks import SequenceClassification
 from lagwise.tasks.scores import METRICS
 from lagwise.training import Recipe, check_recipe, data_unchanged, load_recipe, load_run, read_metrics, resume, train
-from lagwise.training.checkpoints import checkpoints
-from lagwise.training.folder import RECIPE_FILE, RUN_FILE
+from lagwise.training.folder import RECIPE_FILE, RUN_FILE, checkpoints
 from lagwise.training.model import own_fields, with_start
 from lagwise_papers.bench.text_baselines import majority, tf_idf
 from lagwise_papers.data.published import LAYOUTS
@@ -49,7 +48,7 @@ class Start:
         return self.run.name + ("-untrained" if self.untrained else "")
 
     def recipe(self, task: str, data: str, seed: int, overrides: Sequence[str]) -> Recipe:
-        """The recipe of a task for this model, with absolute paths."""
+        """Load the recipe of a task for this model, with absolute paths."""
         init = f"model.init_from={json.dumps(str(self.run))}"
         recipe = load_recipe(f"glue-{task}", [init, *overrides, f"training.seed={seed}"])
         recipe.data.source = f"{data}:{task}" if data.startswith("hub:") else str(expanded(data).resolve())
@@ -125,7 +124,8 @@ def compare_glue(
 
 
 def table_rows(results: Results) -> list[tuple[str, ...]]:
-    """One row per method: mean and standard deviation over seeds, in percent, on each task and averaged over tasks."""
+    """Format one row per method: mean and standard deviation over seeds, in percent, on each task and averaged over
+    tasks."""
     rows: list[tuple[str, ...]] = []
     for name, scores in results["scores"].items():
         by_task = [[100 * each["test"][results["tasks"][task]["metric"]] for each in scores[task]] for task in scores]
@@ -135,7 +135,7 @@ def table_rows(results: Results) -> list[tuple[str, ...]]:
 
 
 def table_head(results: Results) -> tuple[str, ...]:
-    """The header for `table_rows`: tasks with their metrics."""
+    """Make the header for `table_rows`: tasks with their metrics."""
     return ("", *(f"{task} ({METRICS[each['metric']]})" for task, each in results["tasks"].items()), "average")
 
 
@@ -172,10 +172,10 @@ def _check_same(recipe: Recipe, folder: Path) -> None:
     """Raise ValueError if a folder holds a fine-tuning with another recipe or other data."""
     if not (folder / RECIPE_FILE).is_file():
         return
-    saved, wanted = (yaml.safe_load(each.to_yaml()) for each in (load_recipe(str(folder / RECIPE_FILE)), recipe))
+    saved, current = (yaml.safe_load(each.to_yaml()) for each in (load_recipe(str(folder / RECIPE_FILE)), recipe))
     saved["model"] = LagwiseConfig().to_dict() | saved["model"]  # options that an earlier version did not have
     for section in ("task", "model", "data", "training"):
-        for key, value in wanted[section].items():
+        for key, value in current[section].items():
             decided = section == "training" and key in _DECIDED and recipe.training.epochs is not None
             if not decided and saved[section].get(key) != value:
                 raise ValueError(
@@ -187,12 +187,13 @@ def _check_same(recipe: Recipe, folder: Path) -> None:
 
 
 def _score_baselines(recipe: Recipe, task: str, results: Results) -> None:
-    made = check_recipe(recipe)
-    assert isinstance(made, SequenceClassification)
+    classification = check_recipe(recipe)
+    assert isinstance(classification, SequenceClassification)
     assert recipe.data.source is not None
-    rows = read_labelled(made.source, made.columns(), made.label, kind=made.kind)
-    sizes = {split: len(part) for split, part in rows.splits.items()}
-    results["tasks"][task] = {"metric": made.headline.name, "rows": sizes}
+    columns, label, kind = classification.columns(), classification.label, classification.kind
+    rows = read_labelled(classification.source, columns, label, kind=kind)
+    sizes = {split: len(dataset) for split, dataset in rows.splits.items()}
+    results["tasks"][task] = {"metric": classification.headline.name, "rows": sizes}
     for name, method in BASELINES.items():
         results["scores"][name][task].append({"test": method(rows)})
 

@@ -22,7 +22,7 @@ Factory = Callable[[int, int], nn.Module]
 
 
 class Measured(NamedTuple):
-    """Results at one length, by method: seconds of a forward pass and of a training step, errors relative to the
+    """Measurements at one length, by method: seconds of a forward pass and of a training step, errors relative to the
     largest value, and the peak memory of a step in bytes (empty if not measured)."""
 
     batch: int
@@ -35,7 +35,7 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """How layers are compared with each other.
+    """Comparison of layers with each other.
 
     Args:
         channels: Channels of a layer.
@@ -122,18 +122,18 @@ def check_layer(layer: nn.Module, channels: int, length: int, *, causal: bool = 
 
 
 def some_channels(channels: int) -> list[int]:
-    """A few evenly spaced channels: checking dense matrices of all would take minutes."""
+    """Choose a few evenly spaced channels: checking dense matrices of all would take minutes."""
     return torch.linspace(0, channels - 1, min(channels, _CHECKED_CHANNELS)).long().tolist()
 
 
 def check_matrix(
-    layer: nn.Module, matrices: Tensor, chosen: Tensor, channels: int, *, tolerance: float = 1e-3
+    layer: nn.Module, matrices: Tensor, checked: Tensor, channels: int, *, tolerance: float = 1e-3
 ) -> float:
-    """Check that a layer multiplies the ``chosen`` channels by dense matrices ``(len(chosen), length, length)``.
+    """Check that a layer multiplies the ``checked`` channels by dense matrices ``(len(checked), length, length)``.
 
     Otherwise as `check_layer`.
     """
-    by_channel = dict(zip(chosen.tolist(), matrices, strict=True))
+    by_channel = dict(zip(checked.tolist(), matrices, strict=True))
 
     def product(x: Tensor, channel: int) -> Tensor:
         return torch.einsum("ij,bjc->bic", by_channel[channel].to(x.device), x)
@@ -148,7 +148,7 @@ def check_product(
     channels: int,
     length: int,
     product: Callable[[Tensor, int], Tensor],
-    chosen: Sequence[int],
+    checked: Sequence[int],
     what: str,
     tolerance: float = 1e-3,
 ) -> float:
@@ -159,7 +159,7 @@ def check_product(
         channels: Channels of the layer.
         length: Tokens of the noise.
         product: The reference, ``product(x, channel)`` with x ``(1, length, 1)``.
-        chosen: Channels to compare.
+        checked: Channels to compare.
         what: Name of the product for the error message.
         tolerance: Largest error allowed, relative to the largest value.
 
@@ -174,12 +174,12 @@ def check_product(
     y = layer(x)
     (dx,) = torch.autograd.grad(y, x, grad)
     worst = 0.0
-    for channel in chosen:
-        part = slice(channel, channel + 1)
-        exact_x = x.detach()[:, :, part].double().requires_grad_()
+    for channel in checked:
+        selection = slice(channel, channel + 1)
+        exact_x = x.detach()[:, :, selection].double().requires_grad_()
         exact_y = product(exact_x, channel)
-        (exact_dx,) = torch.autograd.grad(exact_y, exact_x, grad[:, :, part].double())
-        for ours, exact in ((y[:, :, part], exact_y), (dx[:, :, part], exact_dx)):
+        (exact_dx,) = torch.autograd.grad(exact_y, exact_x, grad[:, :, selection].double())
+        for ours, exact in ((y[:, :, selection], exact_y), (dx[:, :, selection], exact_dx)):
             worst = max(worst, _relative_error(ours, exact))
     if not worst <= tolerance:
         raise ValueError(
@@ -190,7 +190,7 @@ def check_product(
 
 
 def forward_pass(layer: nn.Module, x: Tensor) -> Callable[[], None]:
-    """A function that runs a layer's forward pass without gradients."""
+    """Make a function that runs a layer's forward pass without gradients."""
 
     def run() -> None:
         with torch.no_grad():
@@ -200,14 +200,14 @@ def forward_pass(layer: nn.Module, x: Tensor) -> Callable[[], None]:
 
 
 def peak_memory(factory: Factory, channels: int, length: int, batch: int, threads: int) -> int:
-    """Bytes that a training step needs beyond the layer and its input; on a CPU, measured in a separate process."""
+    """Measure the bytes that a training step needs beyond the layer and its input; on a CPU, in a separate process."""
     if torch.cuda.is_available():
         return _step_memory_cuda(factory, channels, length, batch)
     return memory_of(_layer_steps, factory, channels, length, batch, threads=threads)
 
 
 def memory_of(make: Callable[..., Iterator[Callable[[], None]]], *arguments: Any, threads: int) -> int:
-    """Bytes that a step needs on a CPU, measured in a separate process.
+    """Measure the bytes that a step needs on a CPU, in a separate process.
 
     Args:
         make: ``make(*arguments)`` yields a small step, which allocates the libraries' buffers, and then the step to
@@ -215,12 +215,12 @@ def memory_of(make: Callable[..., Iterator[Callable[[], None]]], *arguments: Any
         arguments: Arguments of ``make``.
         threads: CPU threads of the process.
     """
-    return in_own_process(_memory_here, make, arguments, threads)
+    return in_new_process(_memory_here, make, arguments, threads)
 
 
-def in_own_process(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of a function of a module, called in a new process. `concurrent.futures.process.BrokenProcessPool` if
-    that is killed, for example for its memory."""
+def in_new_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a module's function in a new process and return the result. `concurrent.futures.process.BrokenProcessPool`
+    if the process is killed, for example for its memory."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
 

@@ -18,7 +18,7 @@ def n_state_modes(taps: Tensor) -> Modes:
 
     The result is exact for the first n tokens only. The poles lie on the unit circle, so the state does not decay and
     the taps repeat with period n. For a longer stream the state must be recomputed, or the token n lags back subtracted
-    at every step. Rounding errors do not decay either. `modal_taps` and `modal_prefill` accept these
+    at every step. Rounding errors do not decay either. `modal_taps` and `DiagonalSSM` accept these
     modes.
 
     Source: the conversion of Qin and Zhong 2023 ("Accelerating Toeplitz Neural Network with Constant-time Inference

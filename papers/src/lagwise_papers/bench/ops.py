@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.mixers import ToeplitzMixer
-from lagwise.mixers.causal_ski import CausalSKI
-from lagwise.mixers.two_sided_ski import TwoSidedSKI
+from lagwise.mixers.ski import CausalSKI, TwoSidedSKI
 from lagwise.ops import toeplitz_matrix
 from lagwise.ops.ski import causal_ski_matrix, ski_reference, split_kernel
 from lagwise.progress import progress_bar
@@ -52,7 +51,7 @@ _DENSE_CHANNELS = 4
 
 @dataclass(frozen=True)
 class Row:
-    """Results for one direction and length, by method.
+    """Result for one direction and length, by method.
 
     Args:
         causal: Direction.
@@ -75,7 +74,7 @@ class Row:
     memory: dict[str, int]
 
     def speed(self, method: str) -> float:
-        """Speed of the method's training step relative to TNN's with the engine ``auto``."""
+        """Compute the speed of the method's training step relative to TNN's with the engine ``auto``."""
         return self.step[BASE].median / self.step[method].median
 
 
@@ -111,22 +110,22 @@ def time_ops(
 
 
 def mixer(channels: int, length: int, *, causal: bool, options: Mapping[str, Any]) -> nn.Module:
-    """Our operator with a kernel and an engine. By default a frequency kernel has as many frequencies as tokens. An
-    engine with a tolerance gets its plan here, so that choosing it is not timed."""
+    """Make our operator with a kernel and an engine. By default a frequency kernel has as many frequencies as tokens.
+    An engine with a tolerance gets its plan here, so that choosing it is not timed."""
     kernel, engine = dict(options["kernel"]), options.get("engine", "auto")
     if kernel["name"] == "frequency":
         kernel.setdefault("grid", length)
     layer = ToeplitzMixer(channels, causal=causal, kernel=kernel, engine=engine)
     if isinstance(layer.ski, CausalSKI) and layer.ski.tolerance is not None:
         plan = layer.ski.plan(layer.kernel)
-        chosen = ToeplitzMixer(channels, causal=causal, kernel=kernel, engine={"name": "ski", **plan._asdict()})
-        chosen.load_state_dict(layer.state_dict())
-        return chosen
+        planned = ToeplitzMixer(channels, causal=causal, kernel=kernel, engine={"name": "ski", **plan._asdict()})
+        planned.load_state_dict(layer.state_dict())
+        return planned
     return layer
 
 
 def table_rows(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
-    """Rows of (direction, length, method, forward, step, speed relative to tnn, memory, approximation error)."""
+    """Format rows of (direction, length, method, forward, step, speed relative to tnn, memory, approximation error)."""
     lines = []
     for row in rows:
         for name, step in row.step.items():
@@ -150,11 +149,11 @@ def figure(rows: Sequence[Row]) -> Figure:
     fig. 1)."""
     panels = {}
     for causal in (True, False):
-        chosen = [row for row in rows if row.causal is causal]
-        if chosen:
+        direction_rows = [row for row in rows if row.causal is causal]
+        if direction_rows:
             panels["causal" if causal else "two-sided"] = {
-                name: [(row.length, row.speed(name), row.memory.get(name, 0)) for row in chosen]
-                for name in chosen[0].step
+                name: [(row.length, row.speed(name), row.memory.get(name, 0)) for row in direction_rows]
+                for name in direction_rows[0].step
             }
     return speed_over_length(panels)
 
@@ -162,38 +161,38 @@ def figure(rows: Sequence[Row]) -> Figure:
 def _check(layer: nn.Module, channels: int, length: int, causal: bool) -> float:
     if not isinstance(layer, ToeplitzMixer) or layer.ski is None:
         return check_layer(layer, channels, length, causal=causal)
-    chosen = torch.linspace(0, channels - 1, min(channels, _DENSE_CHANNELS)).long()
+    checked = torch.linspace(0, channels - 1, min(channels, _DENSE_CHANNELS)).long()
     length = min(length, _DENSE_LENGTH)
-    return check_matrix(layer, _ski_matrix(layer, length, chosen), chosen, channels)
+    return check_matrix(layer, _ski_matrix(layer, length, checked), checked, channels)
 
 
 @torch.no_grad()
-def _ski_matrix(layer: ToeplitzMixer, length: int, chosen: Tensor) -> Tensor:
-    """Dense float64 matrices ``(channels, length, length)`` of a SKI layer in a few channels."""
+def _ski_matrix(layer: ToeplitzMixer, length: int, checked: Tensor) -> Tensor:
+    """Compute dense float64 matrices ``(channels, length, length)`` of a SKI layer in a few channels."""
     ski, kernel = layer.ski, layer.kernel
     device = next(layer.parameters()).device
     if isinstance(ski, TwoSidedSKI):
         rank = min(ski.rank, length)
         lags = torch.arange(1 - rank, rank, dtype=torch.float64, device=device) * (length - 1) / max(1, rank - 1)
-        smooth = kernel.smooth_at(lags)[chosen].double().cpu()
-        identity = torch.eye(length, dtype=torch.float64)[:, :, None].expand(-1, -1, len(chosen))
+        smooth = kernel.smooth_at(lags)[checked].double().cpu()
+        identity = torch.eye(length, dtype=torch.float64)[:, :, None].expand(-1, -1, len(checked))
         matrix = ski_reference(identity, smooth, degree=ski.degree).permute(2, 1, 0)
         local = kernel.local_taps()
         assert local is not None
-        taps, origin = local[0][chosen].double().cpu(), local[1]
+        taps, origin = local[0][checked].double().cpu(), local[1]
         padded = torch.nn.functional.pad(taps, (max(0, taps.shape[1] - 1 - 2 * origin), 2 * origin - taps.shape[1] + 1))
         return matrix + toeplitz_matrix(padded, length, causal=False)
     assert isinstance(ski, CausalSKI)
     plan = ski.plan(kernel)
     nodes = max(plan.short_nodes, plan.grid(length).nodes)
-    short = kernel.at(torch.arange(plan.width, device=device))[chosen].double().cpu()
-    coarse = kernel.at(torch.arange(nodes, device=device) * plan.spacing)[chosen].double().cpu()
+    short = kernel.at(torch.arange(plan.width, device=device))[checked].double().cpu()
+    coarse = kernel.at(torch.arange(nodes, device=device) * plan.spacing)[checked].double().cpu()
     return causal_ski_matrix(*split_kernel(short, coarse, plan), plan, length)
 
 
 @torch.no_grad()
 def _approximations(layers: Mapping[str, nn.Module]) -> dict[str, float]:
-    """Errors of causal SKI against the exact kernel."""
+    """Compute the errors of causal SKI against the exact kernel."""
     errors = {}
     for name, layer in layers.items():
         if isinstance(layer, ToeplitzMixer) and isinstance(layer.ski, CausalSKI):

@@ -33,10 +33,10 @@ class LiteralTNO(nn.Module):
         zero = self._encode(x.new_zeros(1, 1))
         lags = torch.arange(1, length, device=x.device, dtype=x.dtype)[:, None]
         positive = self._encode(lags) * self.decay**lags
-        parts = [zero, positive, zero]
+        sections = [zero, positive, zero]
         if not self.causal:
-            parts.append((self._encode(-lags) * self.decay**lags).flip(0))
-        coefficients = torch.cat(parts)[None]
+            sections.append((self._encode(-lags) * self.decay**lags).flip(0))
+        coefficients = torch.cat(sections)[None]
         spectrum = torch.fft.rfft(signal, 2 * length, dim=-2) * torch.fft.rfft(coefficients, 2 * length, dim=-2)
         return torch.fft.irfft(spectrum, 2 * length, dim=-2)[:, :, :length].squeeze(1)
 
@@ -89,7 +89,8 @@ class LiteralEMA(nn.Module):
 
 
 def mega_pytorch_ema(channels: int, length: int) -> nn.Module:
-    """The moving average of the package mega-pytorch, with 16 heads (extra ``bench``); ValueError if it is missing."""
+    """Make the moving average of the package mega-pytorch, with 16 heads (extra ``bench``); ValueError if it is
+    missing."""
     return load_peer("mega_pytorch.mega_pytorch:MultiHeadedEMA")(dim=channels, heads=16)
 
 

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 def speed_over_length(panels: Mapping[str, Mapping[str, Sequence[tuple[int, float, int]]]]) -> Figure:
-    """Speed over length, one panel per setting and one line per method, with marker size for memory (SKI-TNN fig. 1).
+    """Plot speed over length, one panel per setting and one line per method, with marker size for memory (SKI-TNN fig.
+    1).
 
     panels: by title and method, points (length, speed relative to a base, bytes of memory or 0).
     """
@@ -33,7 +34,7 @@ def speed_over_length(panels: Mapping[str, Mapping[str, Sequence[tuple[int, floa
 
 
 def times_over_length(panels: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]]) -> Figure:
-    """Milliseconds over length, one panel per setting and one line per method (TCNCA fig. 2 and 7).
+    """Plot milliseconds over length, one panel per setting and one line per method (TCNCA fig. 2 and 7).
 
     panels: by title and method, points (length, milliseconds).
     """
@@ -63,7 +64,7 @@ def _lines_over_length(panels: Mapping[str, Mapping[str, Sequence[tuple[Any, ...
 
 
 def _add_key(figure: Figure, **options: Any) -> None:
-    """One legend for all panels, with each line once."""
+    """Add one legend for all panels, with each line once."""
     shown = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):

@@ -23,20 +23,20 @@ _WRITING = threading.Lock()  # runs finish in several threads
 
 
 def costs(jobs: Sequence[tuple[str, Sequence[str]]]) -> list[dict[str, float]]:
-    """Mean CPU seconds of a training step and of an evaluation on the valid split, of each recipe with its overrides,
-    on one thread and the task's data, as `lagwise.training.minutes` takes them."""
+    """Measure the mean CPU seconds of a training step and of an evaluation on the valid split, of each recipe with its
+    overrides, on one thread and the task's data, as `lagwise.training.minutes` takes them."""
     import torch
 
     from lagwise.training import check_recipe, load_recipe
-    from lagwise.training.planning import measured
+    from lagwise.training.setup import measured
 
     torch.set_num_threads(1)
-    found = []
+    results = []
     for name, overrides in jobs:
         recipe = load_recipe(name, overrides)
         seconds, evaluation = measured(recipe, check_recipe(recipe).open(progress=True), time.process_time)
-        found.append({"seconds": seconds, "evaluation_seconds": evaluation})
-    return found
+        results.append({"seconds": seconds, "evaluation_seconds": evaluation})
+    return results
 
 
 def planned(
@@ -45,41 +45,42 @@ def planned(
     file: Path,
     evaluations: int | Mapping[str, int] = 12,
 ) -> dict[str, dict[str, Any]]:
-    """The number of steps of each job that fit into a run's minutes with so many evaluations, both for all jobs or by
-    name, and their `costs`.
+    """Plan the number of steps of each job that fit into a run's minutes with so many evaluations, both for all jobs or
+    by name, and their `costs`.
 
     Jobs map names to a recipe and its overrides. Costs are kept in the file, by the recipe's content; jobs that are
     missing there are measured in a separate process.
     """
-    known = json.loads(file.read_text()) if file.is_file() else {}
+    saved = json.loads(file.read_text()) if file.is_file() else {}
     keys = {name: _content(*job) for name, job in jobs.items()}
-    missing = {key: jobs[name] for name, key in keys.items() if key not in known}
+    missing = {key: jobs[name] for name, key in keys.items() if key not in saved}
     if missing:
         command = [sys.executable, __file__, json.dumps(list(missing.values()))]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        found = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
-        known |= dict(zip(missing, json.loads(found.stdout.splitlines()[-1]), strict=True))
-        file.write_text(json.dumps(known, indent=1) + "\n")
+        measured = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
+        saved |= dict(zip(missing, json.loads(measured.stdout.splitlines()[-1]), strict=True))
+        file.write_text(json.dumps(saved, indent=1) + "\n")
     plan = {}
     for name, key in keys.items():
         count = evaluations if isinstance(evaluations, int) else evaluations[name]
-        own = minutes[name] if isinstance(minutes, Mapping) else minutes
-        left = 60 * own - count * known[key]["evaluation_seconds"]
+        budget_minutes = minutes[name] if isinstance(minutes, Mapping) else minutes
+        left = 60 * budget_minutes - count * saved[key]["evaluation_seconds"]
         if left <= 0:
-            raise ValueError(f"{count} evaluations of {name} alone take more than {own} minutes")
-        plan[name] = {**known[key], "steps": max(1, round(left / known[key]["seconds"]))}
+            raise ValueError(f"{count} evaluations of {name} alone take more than {budget_minutes} minutes")
+        plan[name] = {**saved[key], "steps": max(1, round(left / saved[key]["seconds"]))}
     return plan
 
 
 def _content(recipe: str, overrides: Sequence[str]) -> str:
-    """A key of what determines the costs of a recipe with its overrides."""
+    """Hash what determines the costs of a recipe with its overrides."""
     from lagwise.training import load_recipe
 
-    found = dataclasses.asdict(load_recipe(recipe, overrides))
-    training = {name: found["training"][name] for name in ("batch_size", "accumulate", "evaluate_tokens")}
-    if found["training"]["optimizer"] != "adamw":  # not written for AdamW, so that costs measured before stay known
-        training["optimizer"] = found["training"]["optimizer"]
-    text = json.dumps([found["model"], found["task"], found["data"], training], sort_keys=True)
+    recipe_options = dataclasses.asdict(load_recipe(recipe, overrides))
+    training = {name: recipe_options["training"][name] for name in ("batch_size", "accumulate", "evaluate_tokens")}
+    if recipe_options["training"]["optimizer"] != "adamw":  # left out for AdamW, so that older costs remain valid
+        training["optimizer"] = recipe_options["training"]["optimizer"]
+    sections = [recipe_options[name] for name in ("model", "task", "data")]
+    text = json.dumps([*sections, training], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -91,8 +92,8 @@ def lagwise(log: Path, *arguments: str) -> None:
 
 
 def cadence(steps: int, evaluations: int) -> list[str]:
-    """Overrides for a training of so many steps: a twentieth to warm up, and evaluations and checkpoints at even
-    distances."""
+    """Return the overrides for a training of so many steps: a twentieth to warm up, and evaluations and checkpoints at
+    even distances."""
     every = max(1, steps // evaluations)
     lengths = [f"training.steps={steps}", f"training.warmup_steps={max(1, steps // 20)}"]
     return [*lengths, f"training.evaluate_every={every}", f"training.save_every={every}"]
@@ -120,15 +121,15 @@ def finish(run: Path, new: Sequence[str], evaluation: Sequence[str] = ()) -> dic
 
 
 def scores(run: Path) -> dict[str, Any]:
-    """The evaluation of a finished run."""
+    """Read the evaluation of a finished run."""
     return json.loads((run / "evaluation.json").read_text())
 
 
-def keep(results: Path, name: str, found: dict[str, Any]) -> None:
+def keep(results: Path, name: str, result: dict[str, Any]) -> None:
     """Add a run's results to a results file."""
     with _WRITING:
-        kept = json.loads(results.read_text())["results"] if results.is_file() else {}
-        save_results(results, " ".join(["python", *sys.argv]), {**kept, name: found})
+        saved = json.loads(results.read_text())["results"] if results.is_file() else {}
+        save_results(results, " ".join(["python", *sys.argv]), {**saved, name: result})
 
 
 def together(workers: int, calls: Iterable[Callable[[], object]]) -> None:

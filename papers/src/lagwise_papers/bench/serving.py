@@ -27,21 +27,22 @@ from lagwise.models import LagwiseForCausalLM
 from lagwise.progress import progress_bar
 from lagwise.training import load_run
 
-_PATIENCE = 300  # timeout in seconds for a server to start and for an answer
+_TIMEOUT_SECONDS = 300  # for a server to start and for an answer
 
 
 @dataclass(frozen=True)
 class Server:
-    """A running server: its name in tables, its port, and the name of its model."""
+    """A running server: its name in tables, its port, the name of its model, and its process."""
 
     name: str
     port: int
     model: str
+    process: int
 
 
 @dataclass(frozen=True)
 class Row:
-    """Results of one server with a number of clients, each of which sends its next request as soon as it is answered.
+    """Result of one server with a number of clients, each of which sends its next request as soon as it is answered.
 
     Times in seconds, from sending a request to the first text and to the end, are medians and 99th percentiles over all
     requests. Tokens per second, of all clients together, are the median over the turns.
@@ -80,21 +81,21 @@ def measure(
         RuntimeError: If a request fails or an answer does not have ``new_tokens`` tokens.
     """
     turns = progress_bar([(n, turn) for n in clients for turn in range(repeats)], desc="load", show=progress)
-    found: dict[tuple[str, int], list[tuple[float, list[tuple[float, float]]]]] = {}
+    results_by_server: dict[tuple[str, int], list[tuple[float, list[tuple[float, float]]]]] = {}
     for server in servers:  # the first request, which initializes the server, is not timed
         _ask(server, prompts[0], new_tokens)
     for count, _ in turns:
-        asked = [prompts[number % len(prompts)] for number in range(max(count, len(prompts)))]
+        batch = [prompts[number % len(prompts)] for number in range(max(count, len(prompts)))]
         for server in servers:
             start = time.perf_counter()
             with ThreadPoolExecutor(count) as pool:
-                waited = list(pool.map(lambda prompt, server=server: _ask(server, prompt, new_tokens), asked))
-            found.setdefault((server.name, count), []).append((time.perf_counter() - start, waited))
+                waited = list(pool.map(lambda prompt, server=server: _ask(server, prompt, new_tokens), batch))
+            results_by_server.setdefault((server.name, count), []).append((time.perf_counter() - start, waited))
     rows = []
-    for (name, count), results in found.items():
-        first, whole = zip(*(pair for _, waited in results for pair in waited), strict=True)
+    for (name, count), results in results_by_server.items():
+        first, total = zip(*(pair for _, waited in results for pair in waited), strict=True)
         speed = statistics.median(len(waited) * new_tokens / seconds for seconds, waited in results)
-        figures = (statistics.median(first), _p99(first), statistics.median(whole), _p99(whole))
+        figures = (statistics.median(first), _p99(first), statistics.median(total), _p99(total))
         rows.append(Row(name, count, len(first), speed, *figures))
     return rows
 
@@ -104,11 +105,11 @@ def _p99(values: Sequence[float]) -> float:
 
 
 def _ask(server: Server, prompt: str, new_tokens: int) -> tuple[float, float]:
-    """Seconds to the first text and to the end of a streamed greedy answer."""
+    """Measure the seconds to the first text and to the end of a streamed greedy answer."""
     ask: dict[str, Any] = {"model": server.model, "prompt": prompt, "max_tokens": new_tokens, "temperature": 0}
     body = json.dumps({**ask, "stream": True, "stream_options": {"include_usage": True}})
     start, first, tokens = time.perf_counter(), None, None
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=_PATIENCE)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=_TIMEOUT_SECONDS)
     connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
     response = connection.getresponse()
     if response.status != 200:
@@ -116,35 +117,35 @@ def _ask(server: Server, prompt: str, new_tokens: int) -> tuple[float, float]:
     for line in response:
         if not line.startswith(b"data: {"):
             continue
-        piece = json.loads(line.removeprefix(b"data: "))
-        if "error" in piece:
-            raise RuntimeError(f"{server.name} failed: {piece['error']}")
-        if first is None and any(choice.get("text") for choice in piece["choices"]):
+        chunk = json.loads(line.removeprefix(b"data: "))
+        if "error" in chunk:
+            raise RuntimeError(f"{server.name} failed: {chunk['error']}")
+        if first is None and any(choice.get("text") for choice in chunk["choices"]):
             first = time.perf_counter() - start
-        tokens = piece["usage"]["completion_tokens"] if piece.get("usage") else tokens
-    whole = time.perf_counter() - start
+        tokens = chunk["usage"]["completion_tokens"] if chunk.get("usage") else tokens
+    total = time.perf_counter() - start
     connection.close()
     if tokens != new_tokens:
         raise RuntimeError(f"{server.name} added {tokens} tokens, not {new_tokens}; choose prompts with longer answers")
-    return whole if first is None else first, whole
+    return total if first is None else first, total
 
 
 def make_transformer(like: LagwiseForCausalLM, tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
-    """A Llama with random weights, with as many channels and layers as a model and about as many parameters.
+    """Make a Llama with random weights, with as many channels and layers as a model and about as many parameters.
 
     It generates only tokens of printable ASCII, since a server waits for the rest of an incomplete character.
     """
     config = like.config
     channels, layers = config.hidden_size, config.num_hidden_layers
     total = sum(parameter.numel() for parameter in like.parameters())
-    rest = (total - 2 * config.vocab_size * channels) / layers - 4 * channels**2
+    mlp_parameters = (total - 2 * config.vocab_size * channels) / layers - 4 * channels**2
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=config.vocab_size,
             hidden_size=channels,
             num_hidden_layers=layers,
             num_attention_heads=max(1, channels // 64),
-            intermediate_size=max(8, round(rest / (3 * channels))),
+            intermediate_size=max(8, round(mlp_parameters / (3 * channels))),
             eos_token_id=tokenizer.eos_token_id,
             bos_token_id=tokenizer.bos_token_id,
             pad_token_id=tokenizer.pad_token_id,
@@ -181,24 +182,26 @@ def started(
     """
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        own = ("lagwise", "serve", str(run), "--queue", str(clients), "--rows", str(min(clients, 64)))
+        ours = ("lagwise", "serve", str(run), "--queue", str(clients), "--rows", str(min(clients, 64)))
         ways = {"lagwise": "--no-compile", **({"lagwise, compiled": "--compile"} if compiled else {})}
         servers = [
-            stack.enter_context(_running(name, (*own, way), run.resolve().name, threads)) for name, way in ways.items()
+            stack.enter_context(running(name, (*ours, flag), run.resolve().name, threads))
+            for name, flag in ways.items()
         ]
         if peer is not None:
             peer.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
             command = ("transformers.cli.transformers", "serve", folder, "--device", "cpu", "--dtype", "float32")
-            servers.append(stack.enter_context(_running("transformers", command, folder, threads)))
+            servers.append(stack.enter_context(running("transformers", command, folder, threads)))
             if batched:
                 batches = (*command, "--continuous-batching", "--attn-implementation", "sdpa")
-                servers.append(stack.enter_context(_running("transformers, batched", batches, folder, threads)))
+                servers.append(stack.enter_context(running("transformers, batched", batches, folder, threads)))
         yield servers
 
 
 @contextmanager
-def _running(name: str, command: Sequence[str], model: str, threads: int) -> Iterator[Server]:
+def running(name: str, command: Sequence[str], model: str, threads: int) -> Iterator[Server]:
+    """Start a server by a module's command, and yield it once it answers."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
@@ -207,13 +210,13 @@ def _running(name: str, command: Sequence[str], model: str, threads: int) -> Ite
             [sys.executable, "-m", *command, "--port", str(port)], env=environment, stdout=log, stderr=log
         )
         try:
-            deadline = time.monotonic() + _PATIENCE
+            deadline = time.monotonic() + _TIMEOUT_SECONDS
             while not _answers(port):
                 if process.poll() is not None or time.monotonic() > deadline:
                     log.seek(0)
                     raise RuntimeError(f"{name} did not start: {log.read()[-1000:].decode(errors='replace')}")
                 time.sleep(0.2)
-            yield Server(name, port, model)
+            yield Server(name, port, model, process.pid)
         finally:
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
@@ -234,7 +237,7 @@ def _answers(port: int) -> bool:
 
 
 def run_prompts(run: Path, count: int, length: int) -> list[Tensor]:
-    """Token ids ``(length,)`` from evenly spaced positions in the test text of a run."""
+    """Take token ids ``(length,)`` from evenly spaced positions in the test text of a run."""
     options = load_run(run).data
     text = prepare(options.source or "stdlib", options.tokenizer, vocab_size=options.vocab_size).splits["test"]
     starts = torch.linspace(0, len(text) - length, count).long().tolist()
@@ -242,14 +245,15 @@ def run_prompts(run: Path, count: int, length: int) -> list[Tensor]:
 
 
 def table_rows(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
-    """Rows of (server, clients, tokens/s, our speedup, seconds to the first text: p50, p99, to the end: p50, p99)."""
-    own = {row.clients: row.tokens_per_second for row in rows if row.server == "lagwise"}
+    """Format rows of (server, clients, tokens/s, our speedup, seconds to the first text: p50, p99, to the end: p50,
+    p99)."""
+    ours = {row.clients: row.tokens_per_second for row in rows if row.server == "lagwise"}
     return [
         (
             row.server,
             row.clients,
             f"{row.tokens_per_second:,.0f}",
-            f"{own[row.clients] / row.tokens_per_second:.2f}x",
+            f"{ours[row.clients] / row.tokens_per_second:.2f}x",
             *(f"{each:.3f}" for each in (row.first_median, row.first_p99, row.whole_median, row.whole_p99)),
         )
         for row in rows

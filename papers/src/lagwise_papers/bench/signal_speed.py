@@ -72,26 +72,26 @@ def time_signal(
         stream.reset()
         times, complete, used = [], [], 0.0
         for start in range(0, total - chunk + 1, chunk):
-            part = signal[start : start + chunk]
+            samples = signal[start : start + chunk]
             begun, used_before = time.perf_counter(), time.process_time()
-            steps = stream.push(part)
+            steps = stream.push(samples)
             ended = time.perf_counter()
             if start >= before:
                 times.append(ended - begun)
                 used += time.process_time() - used_before
                 complete.append(len(steps) > 0)
-        taken, done = np.asarray(times), np.asarray(complete)
-        if not len(taken) or not done.any():
+        seconds_per_push, completed = np.asarray(times), np.asarray(complete)
+        if not len(seconds_per_push) or not completed.any():
             raise ValueError(f"{seconds} seconds are too short for pushes of {chunk} samples")
         results.append(
             SignalSpeed(
                 chunk=chunk,
-                median=float(np.median(taken)),
-                late=float(np.percentile(taken, 99)),
-                worst=float(taken.max()),
-                completing=float(np.median(taken[done])),
-                real_time=len(taken) * chunk / rate / float(taken.sum()),
-                one_core=len(taken) * chunk / rate / used,
+                median=float(np.median(seconds_per_push)),
+                late=float(np.percentile(seconds_per_push, 99)),
+                worst=float(seconds_per_push.max()),
+                completing=float(np.median(seconds_per_push[completed])),
+                real_time=len(seconds_per_push) * chunk / rate / float(seconds_per_push.sum()),
+                one_core=len(seconds_per_push) * chunk / rate / used,
             )
         )
     return results
@@ -101,21 +101,21 @@ def time_signal(
 def _check(model: Any, stream: SignalStream, signal: torch.Tensor, chunk: int) -> None:
     if not isinstance(model, LagwiseForTokenClassification | LagwiseForSignalRegression):
         return  # outputs for prefixes are covered by tests
-    parts = [stream.push(part) for part in signal.split(chunk)]
+    outputs = [stream.push(samples) for samples in signal.split(chunk)]
     if isinstance(stream, StreamingRegressor):
-        streamed, whole = torch.cat([*parts, stream.finish()]), whole_output(stream.model, signal)
-        streamed, whole = (each / whole.std().clamp(min=1e-6) for each in (streamed, whole))
+        streamed, full = torch.cat([*outputs, stream.finish()]), whole_output(stream.model, signal)
+        streamed, full = (each / full.std().clamp(min=1e-6) for each in (streamed, full))
     else:
-        streamed = torch.cat(parts)
-        whole = model(input_values=signal[None, : len(streamed) * stream.stride]).logits[0].softmax(-1)
-    error = float((streamed - whole).abs().max())
+        streamed = torch.cat(outputs)
+        full = model(input_values=signal[None, : len(streamed) * stream.stride]).logits[0].softmax(-1)
+    error = float((streamed - full).abs().max())
     if not error <= _TOLERANCE:
         raise ValueError(f"streaming differs by {error:.1e} from the output for the whole signal")
 
 
 def table_rows(results: Sequence[SignalSpeed], rate: float) -> list[tuple[str, ...]]:
-    """Rows of (samples, seconds of signal, median, p99, worst and completing ms, times real time, the same of one
-    core)."""
+    """Format rows of (samples, seconds of signal, median, p99, worst and completing ms, times real time, the same of
+    one core)."""
     return [
         (
             str(r.chunk),

@@ -11,7 +11,7 @@ from torch import Tensor
 from lagwise.mixers import Mixer, ToeplitzMixer
 from lagwise.models import LagwiseForCausalLM
 from lagwise.ops import Layout, toeplitz_product
-from lagwise.ops.recurrence import modal_prefill
+from lagwise.ops.recurrence import DiagonalSSM
 from lagwise.ops.window import Window
 from lagwise_papers.bench.n_state import n_state_modes
 
@@ -19,7 +19,7 @@ _SLICE_ELEMENTS = 1 << 17  # the products of a slice fit in the CPU cache; the f
 
 
 class RingState(NamedTuple):
-    """Past inputs, and the taps with lag 0 last."""
+    """State of a ring buffer: past inputs, and the taps with lag 0 last."""
 
     window: Window
     taps: Tensor
@@ -51,8 +51,8 @@ class RingBuffer(Mixer):
             return y.to(x.dtype), RingState(window, taps)
         size = max(1, _SLICE_ELEMENTS // (x.shape[0] * x.shape[2]))
         y = torch.zeros_like(x[:, 0])
-        for inputs, part in zip(window.tokens.split(size, 1), taps[-length:].split(size), strict=True):
-            y += (inputs * part).sum(1)
+        for inputs, taps_chunk in zip(window.tokens.split(size, 1), taps[-length:].split(size), strict=True):
+            y += (inputs * taps_chunk).sum(1)
         return y[:, None], RingState(window, taps)
 
 
@@ -64,15 +64,16 @@ class NStates(Mixer):
         assert isinstance(mixer, ToeplitzMixer)
         self.mixer = mixer
         self.modes = n_state_modes(mixer.kernel.taps(n))
+        self.ssm = DiagonalSSM.of(self.modes)
 
     def init_state(self, batch_size: int) -> Any:
-        return self.modes.direct.new_zeros(batch_size, len(self.modes.poles), 2 * self.modes.poles.shape[1])
+        return tuple(self.ssm.start(batch_size))
 
     def mix(self, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
         if state is None:
             return self.mixer.mix(x, None, layout)
-        y, state = modal_prefill(x, self.modes, state)
-        return y, state
+        y, after = self.ssm.prefill(x, state, self.modes.blocks)
+        return y, tuple(after)
 
 
 def replace_toeplitz(model: LagwiseForCausalLM, make: Callable[[ToeplitzMixer], Mixer]) -> LagwiseForCausalLM:

@@ -103,7 +103,7 @@ class Model:
 
 
 def layers(channels: int, length: int) -> dict[str, Factory]:
-    """One layer of every kind, and the baselines: the kernel without decay as a ring buffer and as n states."""
+    """Make one layer of every kind, and the baselines: the kernel without decay as a ring buffer and as n states."""
 
     def layer(name: str) -> Mixer:
         torch.manual_seed(0)
@@ -118,7 +118,7 @@ def layers(channels: int, length: int) -> dict[str, Factory]:
 
 
 def models() -> dict[str, Factory]:
-    """The small models of the recipes. TNN is included also without decay, with ring buffers, and converted."""
+    """Make the small models of the recipes. TNN is included also without decay, with ring buffers, and converted."""
     exact = ["model.block.token_mixer.kernel.decay=1.0", "model.block.token_mixer.kernel.inputs=normalized"]
     converted = _model("tnn-lm").to_recurrent()
     return {
@@ -130,7 +130,7 @@ def models() -> dict[str, Factory]:
 
 
 def state_bytes(state: Any) -> int:
-    """Bytes of all storage referenced by a streaming state, including shared parts and spare capacity."""
+    """Count the bytes of all storage referenced by a streaming state, including shared parts and spare capacity."""
     return sum({s.data_ptr(): s.nbytes() for s in _storages(state, set())}.values())
 
 
@@ -146,8 +146,8 @@ def _storages(value: Any, seen: set[int]) -> Iterator[Any]:
         return
     if not isinstance(value, tuple | list):
         value = (value if isinstance(value, dict) else vars(value)).values()
-    for part in value:
-        yield from _storages(part, seen)
+    for member in value:
+        yield from _storages(member, seen)
 
 
 def _model(recipe: str, overrides: Sequence[str] = ()) -> LagwiseForCausalLM:

@@ -19,7 +19,7 @@ _LONGEST_KERNEL = 64  # longer kernels cost more multiplications than fewer pass
 
 
 def smallest_dilation(kernel_size: int, depth: int, field: int) -> int:
-    """The smallest dilation factor that gives a stack this `receptive_field`, if it has at least two taps and two
+    """Find the smallest dilation factor that gives a stack this `receptive_field`, if it has at least two taps and two
     layers."""
     dilation = 1
     while receptive_field(kernel_size, dilation, depth) < field:
@@ -28,7 +28,7 @@ def smallest_dilation(kernel_size: int, depth: int, field: int) -> int:
 
 
 class StackShape(NamedTuple):
-    """kernel_size K, dilation factor f and depth D of a stack."""
+    """Shape of a stack: kernel_size K, dilation factor f and depth D."""
 
     kernel_size: int
     dilation: int
@@ -36,7 +36,7 @@ class StackShape(NamedTuple):
 
 
 def covering_shapes(length: int, *, causal: bool = True, max_depth: int = 8) -> Iterator[StackShape]:
-    """Stacks that see every token of a text.
+    """List the stacks that see every token of a text.
 
     A centred stack must see ``length - 1`` tokens on either side. For each depth D and kernel size K, the smallest
     dilation factor f with a sufficient `receptive_field` is taken, if ``f <= K``: a larger factor skips lags that no
@@ -89,8 +89,8 @@ def choose_tcn(
     Raises:
         ValueError: If length < 2, channels < 1 or tokens < 1.
     """
-    for name, value, least in (("length", length, 2), ("channels", channels, 1), ("tokens", tokens, 1)):
-        check_integer(name, value, least)
+    for name, value, minimum in (("length", length, 2), ("channels", channels, 1), ("tokens", tokens, 1)):
+        check_integer(name, value, minimum)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     shapes = [s for s in covering_shapes(length, causal=causal) if s.kernel_size <= _LONGEST_KERNEL]
     x = torch.randn(max(1, tokens // length), length, channels, device=device)

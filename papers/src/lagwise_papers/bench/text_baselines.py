@@ -36,8 +36,8 @@ def tf_idf(rows: LabelledRows, *, characters: bool = False) -> dict[str, float]:
     if characters:
         words = TfidfVectorizer(ngram_range=(2, 5), sublinear_tf=True, analyzer="char_wb")
     words.fit(text for column in rows.columns for text in train[column])
-    x, unseen = ([words.transform(part[c][:]) for c in rows.columns] for part in (train, test))
-    labels, true = (np.asarray(part[LABEL][:]) for part in (train, test))
+    x, unseen = ([words.transform(split[c][:]) for c in rows.columns] for split in (train, test))
+    labels, true = (np.asarray(split[LABEL][:]) for split in (train, test))
     if rows.label_names is None:
         ridge = Ridge(alpha=1.0).fit(_features(x), labels)
         return regression_scores(ridge.predict(_features(unseen)), true)[0]
@@ -54,7 +54,7 @@ def bag_of_bytes(rows: LabelledRows) -> dict[str, float]:
     from sklearn.preprocessing import StandardScaler
 
     if rows.label_names is None:
-        raise ValueError(f"the labels of {rows.name!r} are numbers; a bag of bytes is for classes")
+        raise ValueError("the labels are numbers; a bag of bytes is for classes")
 
     def shares(text: str) -> np.ndarray:
         counts = np.bincount(np.frombuffer(text.encode(), np.uint8), minlength=256)
@@ -70,7 +70,7 @@ def bag_of_bytes(rows: LabelledRows) -> dict[str, float]:
 
 
 def _features(vectors: Sequence[Any]) -> Any:
-    """Features of single texts or of pairs, as sparse matrices with one row per example."""
+    """Compute the features of single texts or of pairs, as sparse matrices with one row per example."""
     from scipy.sparse import csr_array, hstack
 
     if len(vectors) == 1:

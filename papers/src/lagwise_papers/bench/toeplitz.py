@@ -21,7 +21,7 @@ OURS, LITERAL = "lagwise", "literal"
 
 @dataclass(frozen=True)
 class Row:
-    """Results for one length, by method: seconds and bytes of a training step, and errors relative to the largest
+    """Result for one length, by method: seconds and bytes of a training step, and errors relative to the largest
     value."""
 
     length: int
@@ -31,7 +31,7 @@ class Row:
     memory: dict[str, int]
 
     def ratio(self, method: str) -> float:
-        """Our speedup over the method."""
+        """Compute our speedup over the method."""
         return self.seconds[method].median / self.seconds[OURS].median
 
 
@@ -75,24 +75,24 @@ def where_time_goes(length: int, *, channels: int = 512, tokens: int = 8192, rep
         toeplitz_product(x, taps).sum().backward()
 
     def floor() -> None:
-        for part in signal.split(32, dim=1):
-            torch.fft.irfft(torch.fft.rfft(part, n_fft), n_fft)
+        for chunk in signal.split(32, dim=1):
+            torch.fft.irfft(torch.fft.rfft(chunk, n_fft), n_fft)
 
     return interleaved({"kernel network": kernel, "product": product, "one rfft and irfft": floor}, repeats=repeats)
 
 
 def ours(channels: int, length: int) -> nn.Module:
-    """Our layer with the kernel of TNN table 13."""
+    """Make our layer with the kernel of TNN table 13."""
     return ToeplitzMixer(channels)
 
 
 def literal(channels: int, length: int, *, causal: bool = True) -> nn.Module:
-    """The published algorithm, implemented literally."""
+    """Make a layer of the published algorithm, implemented literally."""
     return LiteralTNO(channels, causal=causal)
 
 
 def table_rows(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
-    """Rows of (length, batch, method, milliseconds, quartiles, time relative to ours, memory)."""
+    """Format rows of (length, batch, method, milliseconds, quartiles, time relative to ours, memory)."""
     lines = []
     for row in rows:
         for name, timing in row.seconds.items():

@@ -15,9 +15,9 @@ from lagwise.tables import known
 
 _NAME = "associative recall"
 LOSSES = ("every", "last")
-_HELD_OUT = 0.1  # share of all sequences in valid, and in test
-_BLOCK = 1 << 16  # tokens drawn at a time
-_TRIES = 200  # draws in which a split that has any sequences at all shows one
+_HELD_OUT_SHARE = 0.1  # of all sequences in valid, and as much in test
+_TOKENS_PER_BLOCK = 1 << 16
+_MAX_EMPTY_DRAWS = 200  # a split without a sequence in so many draws is empty
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _HALF_A_WORD = np.uint64(32)
 
@@ -25,7 +25,7 @@ Draw = Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]]
 
 
 class AssociativeRecall:
-    """Sequences ``key value key value ... query answer`` (TCNCA table 3 and app. G; the task is H3's).
+    """Generator of sequences ``key value key value ... query answer`` (TCNCA table 3 and app. G; the task is H3's).
 
     Of ``vocab_size`` tokens the first half are keys, the others values. Every sequence maps each key to a value drawn
     at random, and draws its keys at random; the query is one of the keys that have occurred, so its answer is known.
@@ -44,10 +44,10 @@ class AssociativeRecall:
     def __init__(self, vocab_size: int, *, loss: str = "every"):
         if vocab_size < 4 or vocab_size % 2:
             raise ValueError(
-                f"data.vocab_size of {_NAME} must be even and at least 4 (half keys, half values), got {vocab_size}"
+                f"the vocabulary size of {_NAME} must be even and at least 4 (half keys, half values), got {vocab_size}"
             )
         self.vocab_size = vocab_size
-        self.loss = known(loss, LOSSES, f"task.loss of {_NAME}")
+        self.loss = known(loss, LOSSES, f"loss of {_NAME}")
         half = vocab_size // 2
         keys = [chr(ord("a") + i) if i < 26 else f"k{i}" for i in range(half)]
         self.tokenizer = word_tokenizer([*keys, *map(str, range(half))])
@@ -62,20 +62,20 @@ class AssociativeRecall:
         return [{}]
 
     def training_examples(self, length: int, count: int, seed: int) -> DrawnExamples:
-        """``count`` sequences of the train split."""
+        """Return ``count`` sequences of the train split."""
         return self.examples("train", length, count, seed, every=self.loss == "every")
 
     def validation_examples(self, length: int, tokens: int) -> DrawnExamples:
-        """As many sequences of the valid split as the tokens allow, and at least one."""
+        """Return as many sequences of the valid split as the tokens allow, and at least one."""
         return self.examples("valid", length, max(1, tokens // length))
 
     def test_examples(self, length: int, count: int) -> DrawnExamples:
-        """``count`` sequences of the test split."""
+        """Return ``count`` sequences of the test split."""
         return self.examples("test", length, count)
 
     def examples(self, split: str, length: int, count: int, seed: int = 0, *, every: bool = False) -> DrawnExamples:
-        """``count`` sequences of a split, of ``length`` tokens with the answer. ValueError if the length is odd or
-        below 4."""
+        """Return ``count`` sequences of a split, of ``length`` tokens with the answer. ValueError if the length is odd
+        or below 4."""
         _check_length(length)
         return DrawnExamples(partial(self._draw, length, every), split, length, self.vocab_size, count, seed)
 
@@ -92,7 +92,7 @@ def _check_length(length: int) -> None:
 
 
 class DrawnExamples(Dataset):
-    """``count`` sequences of one split, as input_ids and labels ``(length,)``, drawn in blocks.
+    """Dataset of ``count`` sequences of one split, as input_ids and labels ``(length,)``, drawn in blocks.
 
     draw: gives sequences of any split and their labels, each ``(rows, length)``, from a random generator and the number
     of rows. Example i depends only on (draw, split, length, vocab_size, seed, i), so a resumed run and any number of
@@ -102,7 +102,7 @@ class DrawnExamples(Dataset):
     def __init__(self, draw: Draw, split: str, length: int, vocab_size: int, count: int, seed: int):
         self.draw, self.split, self.length, self.vocab_size = draw, split, length, vocab_size
         self.count, self.seed = count, seed
-        self.per_block = max(1, _BLOCK // max(length, vocab_size))
+        self.per_block = max(1, _TOKENS_PER_BLOCK // max(length, vocab_size))
         self._block, self._ids, self._labels = -1, np.empty(0), np.empty(0)
         self._load(0)  # now rather than in the first step: the split may be empty
 
@@ -110,33 +110,33 @@ class DrawnExamples(Dataset):
         return self.count
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        block, place = divmod(index, self.per_block)
+        block, row = divmod(index, self.per_block)
         self._load(block)
-        return {"input_ids": torch.from_numpy(self._ids[place]), "labels": torch.from_numpy(self._labels[place])}
+        return {"input_ids": torch.from_numpy(self._ids[row]), "labels": torch.from_numpy(self._labels[row])}
 
     def _load(self, block: int) -> None:
         if block == self._block:
             return
         seed = (self.seed, SPLITS.index(self.split), self.length, self.vocab_size, block)
         random = np.random.default_rng(seed)
-        kept: list[tuple[np.ndarray, np.ndarray]] = []
-        tries = have = 0
-        while have < self.per_block:
+        batches: list[tuple[np.ndarray, np.ndarray]] = []
+        tries = count = 0
+        while count < self.per_block:
             ids, labels = self.draw(random, self.per_block)
-            chosen = split_of(ids) == SPLITS.index(self.split)
-            kept.append((ids[chosen], labels[chosen]))
-            tries, have = tries + 1, have + len(kept[-1][0])
-            if tries == _TRIES and not have:
+            in_split = split_of(ids) == SPLITS.index(self.split)
+            batches.append((ids[in_split], labels[in_split]))
+            tries, count = tries + 1, count + len(batches[-1][0])
+            if tries == _MAX_EMPTY_DRAWS and not count:
                 raise ValueError(
                     f"there are so few sequences of length {self.length} over {self.vocab_size} tokens that none is "
-                    f"left for the {self.split} split; make data.length or data.vocab_size larger"
+                    f"left for the {self.split} split; use longer sequences or a larger vocabulary"
                 )
-        ids, labels = (np.concatenate(parts)[: self.per_block] for parts in zip(*kept, strict=True))
+        ids, labels = (np.concatenate(columns)[: self.per_block] for columns in zip(*batches, strict=True))
         self._block, self._ids, self._labels = block, ids, labels
 
 
 def draw_sequences(random: np.random.Generator, rows: int, length: int, vocab_size: int) -> np.ndarray:
-    """Sequences of any split, ids ``(rows, length)``: keys are below ``vocab_size / 2``, values not."""
+    """Draw sequences of any split, ids ``(rows, length)``: keys are below ``vocab_size / 2``, values not."""
     half = vocab_size // 2
     keys = random.integers(0, half, (rows, length // 2))
     occurred = np.zeros((rows, half), dtype=bool)
@@ -147,22 +147,22 @@ def draw_sequences(random: np.random.Generator, rows: int, length: int, vocab_si
 
 
 def answers(ids: np.ndarray, vocab_size: int, *, every: bool) -> np.ndarray:
-    """Labels ``(rows, length)`` of sequences: every value whose key has occurred before it, or the last alone.
+    """Make the labels ``(rows, length)`` of sequences: every value whose key has occurred before it, or the last alone.
 
     Elsewhere they are -100, which the loss ignores. Labels are at the positions of the answers; the model shifts them.
     """
     labels = np.full_like(ids, -100)
     labels[:, -1] = ids[:, -1]
     if every:
-        named = ids[:, ::2] + vocab_size * np.arange(len(ids))[:, None]  # a key and its row in one number
-        again = np.ones(named.size, dtype=bool)
-        again[np.unique(named, return_index=True)[1]] = False
-        labels[:, 1::2] = np.where(again.reshape(named.shape), ids[:, 1::2], -100)
+        row_keys = ids[:, ::2] + vocab_size * np.arange(len(ids))[:, None]  # a key and its row in one number
+        repeated = np.ones(row_keys.size, dtype=bool)
+        repeated[np.unique(row_keys, return_index=True)[1]] = False
+        labels[:, 1::2] = np.where(repeated.reshape(row_keys.shape), ids[:, 1::2], -100)
     return labels
 
 
 def split_of(ids: np.ndarray) -> np.ndarray:
-    """The index in SPLITS ``(rows,)`` of each sequence's split.
+    """Compute the index in SPLITS ``(rows,)`` of each sequence's split.
 
     Formula: with a fixed odd g, ``h = sum_j ids[j] g^(j+1) mod 2^64``, mixed once. Its upper half puts one in ten
     sequences into valid and one in ten into test. The result does not depend on the version of a random generator.
@@ -171,4 +171,5 @@ def split_of(ids: np.ndarray) -> np.ndarray:
     mixed = ids.astype(np.uint64) @ weights
     mixed = (mixed ^ (mixed >> _HALF_A_WORD)) * _MULTIPLIER
     share = (mixed >> _HALF_A_WORD) / 2.0**32
-    return np.where(share < _HELD_OUT, SPLITS.index("valid"), np.where(share < 2 * _HELD_OUT, SPLITS.index("test"), 0))
+    held_out = np.where(share < _HELD_OUT_SHARE, SPLITS.index("valid"), SPLITS.index("test"))
+    return np.where(share < 2 * _HELD_OUT_SHARE, held_out, SPLITS.index("train"))

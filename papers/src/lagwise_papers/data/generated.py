@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from lagwise.cache import cached_folder, default_cache
-from lagwise.data.sources import open_source
 from lagwise.data.splits import SPLITS, split_sizes
+from lagwise.data.tokens import open_source
 from lagwise.extras import require
 from lagwise.files import PARTIAL, lock
 from lagwise.progress import progress_bar
@@ -27,14 +27,14 @@ from lagwise_papers.data.published import ARENA
 
 _ROWS = {"train": 96_000, "valid": 2_000, "test": 2_000}  # default sizes for ListOps
 _IMAGES = 200_000
-_PAIRS, _PASSAGE = 20_000, 4_000  # pairs of passages, and characters in each passage
+_PAIRS, _PASSAGE_CHARACTERS = 20_000, 4_000  # pairs of passages, and characters in each passage
 RETRIEVAL = "lra-retrieval"
-_MOST_PROCESSES = 61  # that Windows can wait for
+_MAX_PROCESSES = 61  # the most that Windows can wait for
 _FORMAT = 3  # raise when the same seed gives other data
 
 
 def generated_source(name: str, *, progress: bool = True) -> Path | None:
-    """The folder in the cache for a name such as ``lra-listops`` or ``lra-pathfinder:20000`` (rows, or images),
+    """Return the folder in the cache for a name such as ``lra-listops`` or ``lra-pathfinder:20000`` (rows, or images),
     generated if missing. None for a name of another kind. ValueError for an invalid number."""
     kind, _, count = name.partition(":")
     if kind not in GENERATED:
@@ -48,14 +48,14 @@ def generated_source(name: str, *, progress: bool = True) -> Path | None:
 
 
 def write_listops(out: Path, *, rows: int | None, seed: int, progress: bool) -> dict[str, Any]:
-    """ListOps as Long Range Arena's files, ``basic_train.tsv``, ``basic_val.tsv`` and ``basic_test.tsv``.
+    """Write ListOps as Long Range Arena's files, ``basic_train.tsv``, ``basic_val.tsv`` and ``basic_test.tsv``.
 
     rows: of the training file (96,000); the others have a 48th as many. Row i of a file depends only on the seed, the
     file and i, and the rows of one file are in no other, of whatever size.
     """
     sizes = _ROWS if rows is None else {"train": rows, "valid": max(2, rows // 48), "test": max(2, rows // 48)}
-    names = dict(zip(SPLITS, ARENA["listops"].parts[0], strict=True))
-    blocks = _blocks(listops_block, seed, _places(sizes, _ROWS), listops.BLOCK)
+    names = dict(zip(SPLITS, ARENA["listops"].file_sets[0], strict=True))
+    blocks = _blocks(listops_block, seed, _row_ranges(sizes, _ROWS), listops.BLOCK)
     with progress_bar(desc="generating ListOps", total=sum(sizes.values()), unit="row", show=progress) as bar:
         lines = (line for block in blocks for line in block)
         for split in SPLITS:
@@ -68,25 +68,25 @@ def write_listops(out: Path, *, rows: int | None, seed: int, progress: bool) -> 
 
 
 def write_pathfinder(out: Path, *, rows: int | None, seed: int, progress: bool, side: int = 32) -> dict[str, Any]:
-    """Pathfinder as Long Range Arena's folders: ``imgs/K/sample_N.png``, and ``metadata/K.npy``, text in which the
-    line of an image holds its folder, its file, its number and its label.
+    """Write Pathfinder as Long Range Arena's folders: ``imgs/K/sample_N.png``, and ``metadata/K.npy``, text in which
+    the line of an image holds its folder, its file, its number and its label.
 
     rows: images (200,000), in the order of their splits (`split_sizes`). Image i of a split depends only
     on the seed, the split and i, and the images of one split are in no other, of whatever size.
     """
     require("vision", "Pathfinder", "PIL")  # before processes start to draw
     count = rows or _IMAGES
-    places = _places(split_sizes(count), split_sizes(_IMAGES))
+    ranges = _row_ranges(split_sizes(count), split_sizes(_IMAGES))
     folder = out / "curv_contour_length_14"
     (folder / "metadata").mkdir(parents=True)
-    blocks = _blocks(pathfinder_block, seed, places, pathfinder.BLOCK, side)
+    blocks = _blocks(pathfinder_block, seed, ranges, pathfinder.BLOCK, side)
     with progress_bar(desc="drawing Pathfinder", total=count, unit="image", show=progress) as bar:
         for number, block in enumerate(blocks):
-            place = folder / "imgs" / str(number)
-            place.mkdir(parents=True)
+            subfolder = folder / "imgs" / str(number)
+            subfolder.mkdir(parents=True)
             lines = []
             for i, (image, label) in enumerate(block):
-                (place / f"sample_{i}.png").write_bytes(image)
+                (subfolder / f"sample_{i}.png").write_bytes(image)
                 lines.append(f"imgs/{number} sample_{i}.png {i} {label}\n")
                 bar.update()
             (folder / "metadata" / f"{number}.npy").write_text("".join(lines), encoding="utf-8")
@@ -94,7 +94,7 @@ def write_pathfinder(out: Path, *, rows: int | None, seed: int, progress: bool, 
 
 
 def write_passages(out: Path, texts: Path, *, rows: int | None, seed: int, progress: bool) -> dict[str, Any]:
-    """Pairs of passages, from the same text or not, in the layout of Long Range Arena's retrieval task.
+    """Write pairs of passages, from the same text or not, in the layout of Long Range Arena's retrieval task.
 
     Args:
         texts: a folder of texts, each a file, in splits by the words train, valid and test in their names, or by a hash
@@ -113,38 +113,37 @@ def write_passages(out: Path, texts: Path, *, rows: int | None, seed: int, progr
             "folders train, valid and test"
         )
     sizes = {"train": rows or _PAIRS, "valid": max(2, (rows or _PAIRS) // 10), "test": max(2, (rows or _PAIRS) // 10)}
-    names = dict(zip(SPLITS, ARENA["aan"].parts[0], strict=True))
+    names = dict(zip(SPLITS, ARENA["aan"].file_sets[0], strict=True))
     books = {}
     for split in SPLITS:
         cleaned = (" ".join(text.split()) for text in source.documents(split))
-        books[split] = [text for text in cleaned if len(text) >= 2 * _PASSAGE]
+        books[split] = [text for text in cleaned if len(text) >= 2 * _PASSAGE_CHARACTERS]
         if len(books[split]) < 2:
-            found = f"{split} of {str(texts)!r} has {len(books[split])} text(s)"
             raise ValueError(
-                f"{found} of {2 * _PASSAGE} characters; two are needed: give more, or name files or folders train, "
-                "valid and test"
+                f"{split} of {str(texts)!r} has {len(books[split])} text(s) of {2 * _PASSAGE_CHARACTERS} characters; "
+                "two are needed: give more, or name files or folders train, valid and test"
             )
     with progress_bar(desc="drawing passages", total=sum(sizes.values()), unit="pair", show=progress) as bar:
-        for part, split in enumerate(SPLITS):
+        for split_index, split in enumerate(SPLITS):
             with open(out / f"{names[split]}.tsv", "w", encoding="utf-8") as file:
                 for i in range(sizes[split]):
-                    file.write(_pair(books[split], np.random.default_rng((seed, part, i)), i))
+                    file.write(_pair(books[split], np.random.default_rng((seed, split_index, i)), i))
                     bar.update()
     return {"pairs": sizes, "seed": seed}
 
 
 def _pair(books: list[str], random: np.random.Generator, number: int) -> str:
-    """A line of two passages; even numbers take both from one book."""
+    """Write a line of two passages; even numbers take both from one book."""
     same = 1 - number % 2
     one, other = random.choice(len(books), 2, replace=False)
     if same:
-        room = len(books[one]) - 2 * _PASSAGE  # beside the two
+        room = len(books[one]) - 2 * _PASSAGE_CHARACTERS  # characters in neither passage
         cuts = np.sort(random.integers(0, room + 1, 2))
-        starts = [(one, cuts[0]), (one, cuts[1] + _PASSAGE)]
+        starts = [(one, cuts[0]), (one, cuts[1] + _PASSAGE_CHARACTERS)]
         starts = [starts[i] for i in random.permutation(2)]
     else:
-        starts = [(b, random.integers(0, len(books[b]) - _PASSAGE + 1)) for b in (one, other)]
-    texts = [books[b][start : start + _PASSAGE] for b, start in starts]
+        starts = [(b, random.integers(0, len(books[b]) - _PASSAGE_CHARACTERS + 1)) for b in (one, other)]
+    texts = [books[b][start : start + _PASSAGE_CHARACTERS] for b, start in starts]
     ids = [f"{b}-{start}" for b, start in starts]
     return "\t".join([str(same), *ids, *texts]) + "\n"
 
@@ -175,16 +174,16 @@ def generate(name: str, out: Path, *, rows: int | None, seed: int, texts: Path |
         assert texts is not None
         write = partial(write_passages, texts=texts)
     unfinished = out.with_name(f"{PARTIAL}-{out.name}")
-    held = out.with_name(f"{unfinished.name}.lock")
+    lock_file = out.with_name(f"{unfinished.name}.lock")
     out.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         try:
-            stack.enter_context(lock(held))
+            stack.enter_context(lock(lock_file))
         except BlockingIOError as error:
             raise BlockingIOError(f"another process is writing {str(out)!r}; wait until it ends") from error
-        stack.callback(_remove, held)
+        stack.callback(_remove, lock_file)
         stack.callback(shutil.rmtree, unfinished, ignore_errors=True)
-        if out.exists():  # since the lock was taken
+        if out.exists():  # written by another process before this one had the lock
             raise _exists(out)
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir()
@@ -201,47 +200,49 @@ def _exists(out: Path) -> FileExistsError:
     return FileExistsError(f"{str(out)!r} exists already; choose another folder with `out`, or remove it")
 
 
-def _places(sizes: Mapping[str, int], full: Mapping[str, int]) -> list[range]:
-    """Where the rows of each split are in the endless sequence of a seed. In a set of full size one split follows the
-    other; a smaller set has the first rows of each. What a larger one needs of a split begins far behind."""
-    places, start = [], 0
-    for number, (size, most) in enumerate(zip(sizes.values(), full.values(), strict=True), 1):
-        places += [range(start, start + min(size, most)), range(number << 40, (number << 40) + max(0, size - most))]
-        start += most
-    return places
+def _row_ranges(sizes: Mapping[str, int], full: Mapping[str, int]) -> list[range]:
+    """Return the ranges of the rows of each split in the endless sequence of a seed. In a set of full size one split
+    follows the other; a smaller set has the first rows of each, and the further rows of a larger one begin far behind.
+    """
+    ranges, start = [], 0
+    for number, (size, full_size) in enumerate(zip(sizes.values(), full.values(), strict=True), 1):
+        further = number << 40
+        ranges += [range(start, start + min(size, full_size)), range(further, further + max(0, size - full_size))]
+        start += full_size
+    return ranges
 
 
 def _blocks(
-    make: Callable[..., Any], seed: int, places: Iterable[range], size: int, *options: Any
+    make: Callable[..., Any], seed: int, ranges: Iterable[range], size: int, *options: Any
 ) -> Iterator[Sequence[Any]]:
-    """The rows at some places of ``make(seed, block, *options)``, which makes a block of ``size`` rows: in order, what
-    each block has of a range. Computed by one process per core."""
-    pieces = [
-        (block, slice(max(0, part.start - block * size), part.stop - block * size))
-        for part in filter(None, places)
-        for block in range(part.start // size, -(-part.stop // size))
+    """Yield the rows of some ranges, in order, by blocks: ``make(seed, block, *options)`` makes a block of ``size``
+    rows. Computed by one process per core."""
+    slices = [
+        (block, slice(max(0, rows.start - block * size), rows.stop - block * size))
+        for rows in filter(None, ranges)
+        for block in range(rows.start // size, -(-rows.stop // size))
     ]
-    processes = min(len(pieces), os.cpu_count() or 1, _MOST_PROCESSES)
+    processes = min(len(slices), os.cpu_count() or 1, _MAX_PROCESSES)
     if processes == 1:
-        yield from (make(seed, block, *options)[kept] for block, kept in pieces)
+        yield from (make(seed, block, *options)[rows] for block, rows in slices)
         return
     with ProcessPoolExecutor(processes) as pool:
-        waiting: deque[tuple[Any, slice]] = deque()  # no more blocks than that are held in memory
-        for block, kept in pieces:
-            waiting.append((pool.submit(make, seed, block, *options), kept))
+        waiting: deque[tuple[Any, slice]] = deque()  # bounded, so that few blocks are in memory at a time
+        for block, rows in slices:
+            waiting.append((pool.submit(make, seed, block, *options), rows))
             if len(waiting) > 2 * processes:
-                made, part = waiting.popleft()
-                yield made.result()[part]
-        yield from (made.result()[part] for made, part in waiting)
+                result, rows = waiting.popleft()
+                yield result.result()[rows]
+        yield from (result.result()[rows] for result, rows in waiting)
 
 
 def listops_block(seed: int, block: int) -> list[str]:
-    """The lines of a block of expressions."""
-    made = listops.expressions(seed, block)
-    return [f"{text}\t{answer}\n" for text, answer in zip(listops.texts(made), made.answers, strict=True)]
+    """Make the lines of a block of expressions."""
+    expressions = listops.expressions(seed, block)
+    return [f"{text}\t{answer}\n" for text, answer in zip(listops.texts(expressions), expressions.answers, strict=True)]
 
 
 def pathfinder_block(seed: int, block: int, side: int) -> list[tuple[bytes, int]]:
-    """The PNG files and the labels of a block of images."""
+    """Make the PNG files and the labels of a block of images."""
     images, labels = pathfinder.images(seed, block, side=side)
     return [(pathfinder.encoded(image), int(label)) for image, label in zip(images, labels, strict=True)]

@@ -9,11 +9,11 @@ import numpy as np
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 END = "]"
-_END = 14  # its code
-_LEAF = 0.75  # share of the nodes that are digits, wherever an operator may stand
-_FEWEST, _MOST = 2, 10  # arguments of an operator
-_SHORTEST, _LONGEST, _DEPTH = 500, 2000, 10  # tokens of an expression, not included, and its levels
-_TREES = 2048  # that are drawn at a time, of which a few in a hundred are of the wanted length
+_END_CODE = 14
+_DIGIT_SHARE = 0.75  # of the nodes that may also be operators
+_MIN_ARGUMENTS, _MAX_ARGUMENTS = 2, 10  # of an operator
+_MIN_TOKENS, _MAX_TOKENS, _MAX_DEPTH = 500, 2000, 10  # of an expression, the numbers of tokens exclusive
+_TREES_PER_DRAW = 2048  # a few in a hundred have a length within the limits
 BLOCK = 256  # expressions that are made of one seed
 
 
@@ -23,7 +23,7 @@ class _Level:
 
     Attributes:
         tree: the tree of each.
-        parent: its place in the level above.
+        parent: its index in the level above.
         operator: its number, or -1 for a digit.
         value: a digit's; an operator's is computed later.
     """
@@ -33,19 +33,19 @@ class _Level:
     operator: np.ndarray
     value: np.ndarray
 
-    def only(self, kept: np.ndarray, parents: np.ndarray) -> _Level:
-        """Some of the nodes. parents: new places of those above."""
-        return _Level(self.tree[kept], parents[self.parent[kept]], self.operator[kept], self.value[kept])
+    def only(self, keep: np.ndarray, parents: np.ndarray) -> _Level:
+        """Select some of the nodes. parents: new indices of the level above."""
+        return _Level(self.tree[keep], parents[self.parent[keep]], self.operator[keep], self.value[keep])
 
 
 @dataclass(frozen=True)
 class Expressions:
-    """Expressions, one per row.
+    """A batch of expressions, one per row.
 
     Attributes:
         codes: the tokens of each expression, 0..9 digits, 10..13 operators by `OPERATORS`, 14 the end of a list.
-        arguments: number of arguments of the operator at each place, else 0.
-        answers: their values.
+        arguments: number of arguments of the operator at each position, else 0.
+        answers: value of each expression.
         depths: the levels of their deepest nodes, from 1.
     """
 
@@ -56,7 +56,7 @@ class Expressions:
 
 
 def expressions(seed: int, block: int, *, count: int = BLOCK) -> Expressions:
-    """``count`` expressions of more than 500 and fewer than 2,000 tokens, that (seed, block) decide.
+    """Draw ``count`` expressions of more than 500 and fewer than 2,000 tokens, determined by (seed, block).
 
     Formula: a node at depth 1..9 is a digit 0..9 with probability 3/4, else one of MIN, MAX, MED (the whole
     part of the median) and SM (the sum modulo 10) with 2 to 10 arguments, all uniform; at depth 10 it is a digit.
@@ -65,66 +65,67 @@ def expressions(seed: int, block: int, *, count: int = BLOCK) -> Expressions:
     Source: Long Range Arena §2.1 and its generator's parameters.
     """
     random = np.random.default_rng((seed, block))
-    found = Expressions([], [], np.empty(0, np.int64), np.empty(0, np.int64))
-    while len(found.codes) < count:
+    result = Expressions([], [], np.empty(0, np.int64), np.empty(0, np.int64))
+    while len(result.codes) < count:
         levels = _trees(random)
-        counted = [np.bincount(level.tree, 1 + (level.operator >= 0), _TREES) for level in levels]
-        sizes = np.sum(counted, axis=0)
-        wanted = np.flatnonzero((sizes > _SHORTEST) & (sizes < _LONGEST))[: count - len(found.codes)]
-        if len(wanted):
-            found = _concatenate(found, _as_tokens(_select(levels, wanted), sizes[wanted].astype(np.int64)))
-    return found
+        counts = [np.bincount(level.tree, 1 + (level.operator >= 0), _TREES_PER_DRAW) for level in levels]
+        sizes = np.sum(counts, axis=0)
+        selected = np.flatnonzero((sizes > _MIN_TOKENS) & (sizes < _MAX_TOKENS))[: count - len(result.codes)]
+        if len(selected):
+            result = _concatenate(result, _as_tokens(_select(levels, selected), sizes[selected].astype(np.int64)))
+    return result
 
 
-def texts(made: Expressions, *, brackets: bool = True) -> Iterator[str]:
-    """Expressions as text. brackets: with the round brackets of the published files: every list is a chain of pairs
-    ``( ( ( [MAX 2 ) 9 ) ] )``."""
+def texts(expressions: Expressions, *, brackets: bool = True) -> Iterator[str]:
+    """Write expressions as text. brackets: with the round brackets of the published files: every list is a chain of
+    pairs ``( ( ( [MAX 2 ) 9 ) ] )``."""
     words = np.array([*map(str, range(10)), *OPERATORS, END], dtype=object)
-    for codes, arguments in zip(made.codes, made.arguments, strict=True):
+    for codes, arguments in zip(expressions.codes, expressions.arguments, strict=True):
         row = words[codes]
         if brackets:
-            opens, ends = np.flatnonzero(arguments), np.flatnonzero(codes == _END)
+            opens, ends = np.flatnonzero(arguments), np.flatnonzero(codes == _END_CODE)
             row[opens] = np.array(["( " * (n + 1) for n in arguments[opens]], dtype=object) + row[opens]
             row[ends] += " )"
-            closes = np.flatnonzero((codes < 10) | (codes == _END))[:-1]  # all but the whole are arguments
+            closes = np.flatnonzero((codes < 10) | (codes == _END_CODE))[:-1]  # all but the whole are arguments
             row[closes] += " )"
         yield " ".join(row)
 
 
 def _trees(random: np.random.Generator) -> list[_Level]:
-    """Levels of `_TREES` trees, from their roots down."""
-    tree, parent, levels = np.arange(_TREES), np.zeros(_TREES, dtype=np.int64), []
-    for at in range(1, _DEPTH + 1):
+    """Draw the levels of `_TREES_PER_DRAW` trees, from their roots down."""
+    tree, parent, levels = np.arange(_TREES_PER_DRAW), np.zeros(_TREES_PER_DRAW, dtype=np.int64), []
+    for depth in range(1, _MAX_DEPTH + 1):
         count = len(tree)
-        is_list = random.random(count) >= _LEAF if at < _DEPTH else np.zeros(count, dtype=bool)
+        is_list = random.random(count) >= _DIGIT_SHARE if depth < _MAX_DEPTH else np.zeros(count, dtype=bool)
         operator = np.where(is_list, random.integers(0, len(OPERATORS), count), -1)
         levels.append(_Level(tree, parent, operator, random.integers(0, 10, count)))
         if not is_list.any():
             break
-        places = np.flatnonzero(is_list)
-        parent = np.repeat(places, random.integers(_FEWEST, _MOST + 1, len(places)))
+        list_indices = np.flatnonzero(is_list)
+        parent = np.repeat(list_indices, random.integers(_MIN_ARGUMENTS, _MAX_ARGUMENTS + 1, len(list_indices)))
         tree = tree[parent]
     return levels
 
 
-def _select(levels: list[_Level], wanted: np.ndarray) -> list[_Level]:
-    """The levels of some trees, numbered anew."""
-    numbers = np.full(_TREES, -1)
-    numbers[wanted] = np.arange(len(wanted))
+def _select(levels: list[_Level], selected: np.ndarray) -> list[_Level]:
+    """Select the levels of some trees, renumbered."""
+    numbers = np.full(_TREES_PER_DRAW, -1)
+    numbers[selected] = np.arange(len(selected))
     result: list[_Level] = []
-    places = np.zeros(_TREES, dtype=np.int64)
+    new_indices = np.zeros(_TREES_PER_DRAW, dtype=np.int64)
     for level in levels:
-        kept = numbers[level.tree] >= 0
-        if not kept.any():
+        keep = numbers[level.tree] >= 0
+        if not keep.any():
             break
-        part = level.only(kept, places)
-        result.append(_Level(numbers[part.tree], part.parent, part.operator, part.value))
-        places = np.cumsum(kept) - 1
+        nodes = level.only(keep, new_indices)
+        result.append(_Level(numbers[nodes.tree], nodes.parent, nodes.operator, nodes.value))
+        new_indices = np.cumsum(keep) - 1
     return result
 
 
 def _as_tokens(levels: list[_Level], sizes: np.ndarray) -> Expressions:
-    """Trees as tokens, with their values: values and sizes from the leaves up, places from the roots down."""
+    """Convert trees to tokens, with their values: values and sizes from the leaves up, positions from the roots
+    down."""
     values, widths = [level.value.copy() for level in levels], []
     counts = [np.zeros(len(level.tree), dtype=np.int64) for level in levels]
     below = np.empty(0, dtype=np.int64)  # tokens of each node of the level below
@@ -142,24 +143,24 @@ def _as_tokens(levels: list[_Level], sizes: np.ndarray) -> Expressions:
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
     codes, arguments = np.empty(sizes.sum(), dtype=np.int64), np.zeros(sizes.sum(), dtype=np.int64)
     depths = np.zeros(len(sizes), dtype=np.int64)
-    place = starts
+    positions = starts
     for at, (level, width) in enumerate(zip(levels, widths, strict=True)):
         if at:
             before = np.cumsum(width) - width  # over all nodes of the level; siblings by subtraction
             first = np.flatnonzero(np.diff(level.parent, prepend=-1))
-            own = np.repeat(before[first], np.diff(np.append(first, len(width))))
-            place = place[level.parent] + 1 + before - own
+            first_before = np.repeat(before[first], np.diff(np.append(first, len(width))))
+            positions = positions[level.parent] + 1 + before - first_before
         is_list = level.operator >= 0
-        codes[place] = np.where(is_list, 10 + level.operator, level.value)
-        codes[(place + width - 1)[is_list]] = _END
-        arguments[place] = counts[at]
+        codes[positions] = np.where(is_list, 10 + level.operator, level.value)
+        codes[(positions + width - 1)[is_list]] = _END_CODE
+        arguments[positions] = counts[at]
         depths[level.tree] = at + 1
     edges = np.cumsum(sizes)[:-1]
     return Expressions(np.split(codes, edges), np.split(arguments, edges), values[0], depths)
 
 
 def _evaluate(level: _Level, parent: np.ndarray, values: np.ndarray, out: np.ndarray) -> None:
-    """Put into ``out`` the values of a level's lists, of the values of the level below."""
+    """Compute the values of a level's lists from those of the level below, in ``out``."""
     if not len(parent):
         return
     order = np.lexsort((values, parent))  # the arguments of each list, sorted

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from lagwise.data.folders import check_file, files_below
+from lagwise.data.find import check_file, files_below
 from lagwise.data.image_files import SUFFIXES, ImageSource
 from lagwise.data.reading import decoded, read_whole
 from lagwise.data.splits import split_sizes
@@ -19,7 +19,7 @@ _HARD = "curv_contour_length_14"  # the difficulty of Long Range Arena
 
 
 def open_pathfinder(name: str, *, image: str = "image", label: str = "label") -> ImageSource | None:
-    """The labelled images of a folder with ``imgs`` and ``metadata`` in it: the first 80 % are train, the last 10 %
+    """Open the labelled images of a folder with ``imgs`` and ``metadata``: the first 80 % are train, the last 10 %
     test. Of the three difficulties of the published folder ``curv_contour_length_14`` is read, as in the benchmark.
     ``lra-pathfinder`` and ``lra-path-x`` generate such folders. None for anything else.
 
@@ -27,9 +27,9 @@ def open_pathfinder(name: str, *, image: str = "image", label: str = "label") ->
     path = None if name.startswith("hub:") else generated_source(name) or expanded(name)
     if path is None or not path.is_dir():
         return None
-    found = files_below(path)
-    files = [file for file in found if file.suffix.lower() in SUFFIXES]
-    tables = [file for file in found if file.parent.name == "metadata" and file.suffix == ".npy"]
+    paths = files_below(path)
+    files = [file for file in paths if file.suffix.lower() in SUFFIXES]
+    tables = [file for file in paths if file.parent.name == "metadata" and file.suffix == ".npy"]
     if not tables and any(file.parent.parent.name == "imgs" and file.parent.name.isdecimal() for file in files):
         raise ValueError(
             f"{name!r} has Pathfinder's folder imgs, but not its folder metadata, which has the labels; copy both"
@@ -38,7 +38,7 @@ def open_pathfinder(name: str, *, image: str = "image", label: str = "label") ->
 
 
 def _listed(source: ImageSource, tables: list[Path], files: list[Path]) -> ImageSource:
-    """The images that Pathfinder's metadata list, in the order of their numbers, out of ``files``. ValueError for a
+    """List the images of Pathfinder's metadata, in the order of their numbers, out of ``files``. ValueError for a
     line without an image and a label, an image that is listed twice or never, and an empty table; FileNotFoundError
     for an image that is not there.
 
@@ -76,5 +76,5 @@ def _listed(source: ImageSource, tables: list[Path], files: list[Path]) -> Image
             "files there complete?"
         )
     images = iter(labels)
-    parts = {split: [*islice(images, size)] for split, size in split_sizes(len(labels)).items()}
-    return replace(source, files=parts, classes=labels)
+    by_split = {split: [*islice(images, size)] for split, size in split_sizes(len(labels)).items()}
+    return replace(source, files=by_split, classes=labels)

@@ -30,7 +30,7 @@ _GLUE_TASKS = (
         texts=_pair("#1 String", "#2 String"),
         classes=("not_equivalent", "equivalent"),
         label=("Quality",),
-        parts=(("train", "dev"), ("msr_paraphrase_train", "msr_paraphrase_test"), ("train", "test")),
+        file_sets=(("train", "dev"), ("msr_paraphrase_train", "msr_paraphrase_test"), ("train", "test")),
     ),
     _Glue("rte", texts=_pair(), classes=_ENTAILMENT),
     _Glue("wnli", texts=_pair(), classes=_ENTAILMENT[::-1]),
@@ -47,7 +47,7 @@ _GLUE_TASKS = (
         texts=_pair("premise", "hypothesis"),
         classes=("entailment", "neutral", "contradiction"),
         label=("gold_label",),
-        parts=(("train", "dev_matched"),),
+        file_sets=(("train", "dev_matched"),),
     ),
     _Glue("qnli", texts=_pair("question", "sentence"), classes=_ENTAILMENT),
     _Glue(
@@ -74,7 +74,7 @@ _ARENA_TASKS = (
         texts={"text": ("Source",)},
         classes=tuple("0123456789"),
         label=("Target",),
-        parts=(("basic_train", "basic_val", "basic_test"),),
+        file_sets=(("basic_train", "basic_val", "basic_test"),),
         clean=without_brackets,
     ),
     _Arena(
@@ -82,7 +82,7 @@ _ARENA_TASKS = (
         texts={"text1": ("text1",), "text2": ("text2",)},
         classes=("unrelated", "related"),
         fields=("label", "id1", "id2", "text1", "text2"),
-        parts=(("new_aan_pairs.train", "new_aan_pairs.eval", "new_aan_pairs.test"),),
+        file_sets=(("new_aan_pairs.train", "new_aan_pairs.eval", "new_aan_pairs.test"),),
     ),
 )
 listops, aan = _ARENA_TASKS
@@ -90,7 +90,8 @@ ARENA = {each.name: each for each in _ARENA_TASKS}
 
 
 def open_glue(name: str, task: str) -> FormatSource:
-    """The rows of a task of GLUE (a name of `LAYOUTS`), in the splits train and test, as `open_row_format` finds them.
+    """Open the rows of a task of GLUE (a name of `LAYOUTS`), in the splits train and test, as `open_row_format` finds
+    them.
 
     GLUE's dev set (of MNLI the matched one, of MRPC in its original files the test set) becomes our test, because
     scores are reported on it; the valid set is held out of train later. GLUE's unlabelled test files are ignored, but

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from lagwise.kernels.network import ACTIVATIONS
 from lagwise.mixers.base import Mixer, check_heads
 from lagwise.ops import Layout
+from lagwise.ops.activations import ACTIVATIONS
 from lagwise.ops.packing import move_rows, row_extents
 from lagwise.tables import known
 from lagwise_papers.family.ragged_dft import ragged_dft, ragged_irdft
@@ -81,7 +81,7 @@ class AFNO2d(AFNOMixer):
 
 
 class FrequencyNetwork(nn.Module):
-    """The network of `AFNOMixer`, and what shrinks its outputs: complex ``(..., channels)`` to the same."""
+    """The network of `AFNOMixer`, with the shrinkage of its outputs: complex ``(..., channels)`` to the same."""
 
     undecayed = ("first_bias", "second_bias")
 
@@ -118,7 +118,7 @@ class FrequencyNetwork(nn.Module):
 
 
 def _mixed(network: FrequencyNetwork, x: Tensor, layout: Layout, grid: tuple[int, int]) -> Tensor:
-    """x and what the network makes of its frequencies. Shapes: x ``(batch, height * width, channels)``, zero at
+    """Add to x the network's output for its frequencies. Shapes: x ``(batch, height * width, channels)``, zero at
     padding, as is the result."""
     image = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(1, grid)
     if layout.mask is None:
@@ -130,30 +130,30 @@ def _mixed(network: FrequencyNetwork, x: Tensor, layout: Layout, grid: tuple[int
 
 
 def _ragged(network: FrequencyNetwork, image: Tensor, mask: Tensor) -> Tensor:
-    """Every image transformed over its own rectangle."""
+    """Transform every image over its own rectangle."""
     _, height, width = mask.shape
     (top, heights), (left, widths) = row_extents(mask.any(2)), row_extents(mask.any(1))
     area = (heights * widths).to(image.dtype)[:, None, None, None]
-    of_rows, of_columns = widths.repeat_interleave(height), heights.repeat_interleave(width)
+    row_sizes, column_sizes = widths.repeat_interleave(height), heights.repeat_interleave(width)
     rows = (_shift(image, -top, -left) / area.sqrt()).to(image.dtype.to_complex()).flatten(0, 1)
-    spectrum = _down(ragged_dft, ragged_dft(rows, of_rows).unflatten(0, (-1, height)), of_columns)
+    spectrum = _down(ragged_dft, ragged_dft(rows, row_sizes).unflatten(0, (-1, height)), column_sizes)
     down, across = (torch.arange(n, device=image.device) for n in (height, width))
     inside = (down < heights[:, None])[:, :, None] & (across <= widths[:, None] // 2)[:, None]
-    found = network(spectrum).masked_fill(~inside[..., None], 0)
-    columns = _down(lambda z, n: ragged_dft(z.conj(), n).conj() / n[:, None, None], found, of_columns)
-    y = ragged_irdft(columns.flatten(0, 1), of_rows).unflatten(0, (-1, height))
+    mixed = network(spectrum).masked_fill(~inside[..., None], 0)
+    columns = _down(lambda z, n: ragged_dft(z.conj(), n).conj() / n[:, None, None], mixed, column_sizes)
+    y = ragged_irdft(columns.flatten(0, 1), row_sizes).unflatten(0, (-1, height))
     return _shift(area.sqrt() * y, top, left)
 
 
 def _shift(image: Tensor, down: Tensor, right: Tensor) -> Tensor:
-    """Every image moved by its own ``(batch,)`` places."""
+    """Shift every image by its own offset ``(batch,)``."""
     height, width = image.shape[1:3]
     y = move_rows(image.flatten(2), down, height).unflatten(2, (width, -1))
     return move_rows(y.transpose(1, 2).flatten(2), right, width).unflatten(2, (height, -1)).transpose(1, 2)
 
 
 def _down(transform: Callable[[Tensor, Tensor], Tensor], z: Tensor, lengths: Tensor) -> Tensor:
-    """A transform of all columns as one batch. Shapes: z ``(batch, height, width, channels)``; lengths
-    ``(batch * width,)``."""
+    """Apply a transform to all columns as one batch. Shapes: z ``(batch, height, width, channels)``; lengths ``(batch *
+    width,)``."""
     columns = transform(z.transpose(1, 2).flatten(0, 1), lengths)
     return columns.unflatten(0, (len(z), -1)).transpose(1, 2)

@@ -13,7 +13,7 @@ from lagwise.ops.symbolic import symbolic_product
 
 
 def diagonal_scan(x: Tensor, log_decay: Tensor, angle: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The states of a diagonal recurrence, in linear time.
+    """Compute the states of a diagonal recurrence, in linear time.
 
     Formula: ``h_t = exp(log_decay + j angle) h_{t-1} + x_t``, from ``h_{-1} = state``. In the frame that rotates with
     the poles, ``g_t = exp(-j angle t) h_t``, real and imaginary parts are moving averages with real decays, which
@@ -59,7 +59,7 @@ def _states(x: Tensor, log_decay: Tensor, angle: Tensor, state: Tensor) -> Tenso
 
 
 class _Scan(torch.autograd.Function):
-    """`_states`, with a recurrence from the end as its gradient. It is differentiable again."""
+    """`_states` with the adjoint as its gradient, the recurrence from the end; twice differentiable."""
 
     @staticmethod
     def forward(ctx, x: Tensor, log_decay: Tensor, angle: Tensor, state: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ def diagonal_graph_scan(
     """Compute all states of `diagonal_scan` for a length that an exported graph leaves open: in real arithmetic, by
     powers of the poles. Complex tensors are pairs of real and imaginary parts; shapes and units are as there.
     O(length**2)."""
-    (u, v), (a, b) = x, (part[:, None] for part in state)
+    (u, v), (a, b) = x, (component[:, None] for component in state)
     n, dtype = u.shape[1], u.dtype
     lags = torch.arange(n + 1, dtype=torch.float64, device=u.device)[:, None]
     size, turn = (log_decay.double() * lags).exp(), angle.double() * lags

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer, masked
 from lagwise.mixers.derived import Derived
-from lagwise.mixers.gtu import gated_width
+from lagwise.mixers.toeplitz import gated_width
 from lagwise.ops import Layout
 from lagwise.ops.attention import rotary_factors, rotate
 from lagwise.ops.packing import move_rows, row_extents
-from lagwise.ops.symbolic import chunk_count, symbolic
+from lagwise.ops.symbolic import chunk_count
 from lagwise.ops.window import Window, extended, latest, ordered, recent
 from lagwise.tables import check_integer
 
@@ -30,7 +30,7 @@ class FlashState(NamedTuple):
 
 
 class Rotations(NamedTuple):
-    """Cosines and sines of the places in a chunk, ``(chunk, query_size / 2)``."""
+    """Rotary factors: cosines and sines of the positions in a chunk, ``(chunk, query_size / 2)``."""
 
     cos: Tensor
     sin: Tensor
@@ -92,11 +92,11 @@ class FlashMixer(Derived, Mixer):
         ring, sums, present, seen = state
         count = lengths if mask is None else lengths * mask.any(1)
         # For a row that has started, the current chunk; for one that starts here, only padding comes before it.
-        kept, past = seen % self.chunk, ordered(ring, seen).to(inner.dtype)
-        together = torch.cat([past, inner], 1)
-        start = past.shape[1] + first - kept
-        y, total, added = self._attend(together, start, start + kept + count, sums, seen - kept)
-        rows, full, chunks = torch.arange(len(x), device=x.device), (kept + count) // self.chunk, added.shape[1]
+        in_chunk, past = seen % self.chunk, ordered(ring, seen).to(inner.dtype)
+        joined = torch.cat([past, inner], 1)
+        start = past.shape[1] + first - in_chunk
+        y, total, added = self._attend(joined, start, start + in_chunk + count, sums, seen - in_chunk)
+        rows, full, chunks = torch.arange(len(x), device=x.device), (in_chunk + count) // self.chunk, added.shape[1]
         sums = total[rows, full]
         present = added[rows, full.clamp(max=chunks - 1)].masked_fill((full == chunks)[:, None, None], 0)
         state = FlashState(extended(ring, inner, seen), sums, present, seen + count)
@@ -104,8 +104,8 @@ class FlashMixer(Derived, Mixer):
 
     def derive(self, form: str = "eager") -> Any:
         dtype = torch.promote_types(self.out.weight.dtype, torch.float32)
-        places = torch.arange(self.chunk, device=self.out.weight.device)
-        return Rotations(*rotary_factors(places, self.scale.shape[1], dtype=dtype))
+        positions = torch.arange(self.chunk, device=self.out.weight.device)
+        return Rotations(*rotary_factors(positions, self.scale.shape[1], dtype=dtype))
 
     def init_state(self, batch_size: int) -> FlashState:
         self.require_causal()
@@ -126,9 +126,9 @@ class FlashMixer(Derived, Mixer):
             value, base = latest(ring, met).to(sums.dtype).split([self.width, self.scale.shape[1]], 2)
             key = base * self.scale[1].to(base.dtype) + self.shift[1].to(base.dtype)  # the other heads: of one token
             query, _, far_query, far_key = self.heads(inner.to(sums.dtype)[..., self.width :]).unbind(2)
-            query = rotate(query, (cos[position][:, None], sin[position][:, None]))
+            query = rotate(query, cos[position][:, None], sin[position][:, None])
             lags = position[:, None] - met.lags
-            key = rotate(key, (cos[lags], sin[lags]))
+            key = rotate(key, cos[lags], sin[lags])
             scores = (query.bmm(key.mT) / self.chunk).relu().square()  # `@` branches on whether the batch size is 1
             if met.allowed is not None:
                 scores = scores * met.allowed[:, None]
@@ -141,19 +141,19 @@ class FlashMixer(Derived, Mixer):
         return y[:, 0], FlashState(ring, sums, present, seen + 1)
 
     def _project(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The gate u, and v and z concatenated, zero at padding."""
+        """Compute the gate u, and v and z concatenated, zero at padding."""
         gate, inner = F.silu(self.input(x)).split([self.width, self.width + self.scale.shape[1]], 2)
         return gate, masked(inner, mask)
 
     def heads(self, base: Tensor) -> Tensor:
-        """Query, key, far query and far key of z ``(..., query_size)``, on a new axis before the last."""
+        """Compute query, key, far query and far key of z ``(..., query_size)``, on a new axis before the last."""
         return base[..., None, :] * self.scale.to(base.dtype) + self.shift.to(base.dtype)
 
     def _attend(
-        self, inner: Tensor, start: Tensor, end: Tensor, sums: Tensor | None, done: Tensor
+        self, inner: Tensor, start: Tensor, end: Tensor, sums: Tensor | None, earlier: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Results at every token of v and z ``(batch, length, ...)``, the sums before each chunk and at the end, and
-        the sums over each chunk.
+        """Compute the results at every token of v and z ``(batch, length, ...)``, the sums before each chunk and at the
+        end, and the sums over each chunk.
 
         Args:
             start, end: where rows start, with the first token of a chunk, and end, ``(batch,)``.
@@ -161,7 +161,7 @@ class FlashMixer(Derived, Mixer):
         """
         batch, length, _ = inner.shape
         size = self.chunk
-        chunks = chunk_count(length, size) if symbolic(length) else -(-length // size)
+        chunks = chunk_count(length, size)
         position = torch.arange(chunks * size, device=inner.device)
         real = (position < (end - start)[:, None]).unflatten(1, (chunks, size))
         moved = move_rows(inner, -start, chunks * size).unflatten(1, (chunks, size)) * real[..., None]
@@ -171,13 +171,13 @@ class FlashMixer(Derived, Mixer):
             value, base = value.to(dtype), base.to(dtype)
             query, key, far_query, far_key = (self.heads(base) * real[..., None, None]).unbind(3)
             factors = rotary_factors(position[:size], base.shape[3], dtype=dtype)
-            query, key = (rotate(t.flatten(0, 1), factors).unflatten(0, (batch, chunks)) for t in (query, key))
+            query, key = (rotate(t.flatten(0, 1), *factors).unflatten(0, (batch, chunks)) for t in (query, key))
             scores = (query @ key.mT / size).relu().square()
             y = (scores.tril() if self.causal else scores) @ value
             before = value.new_zeros(batch, base.shape[3], value.shape[3]) if sums is None else sums
             added = far_key.mT @ value
             total = torch.cat([before[:, None], added], 1).cumsum(1)
-            chunk_index = done[:, None] + position[::size]  # tokens before each chunk
+            chunk_index = earlier[:, None] + position[::size]  # tokens before each chunk
             if self.causal:
                 y = y + far_query @ total[:, :-1] / chunk_index.clamp(min=1)[..., None, None]
             else:

@@ -39,14 +39,13 @@ class GFNetMixer(Mixer):
 
     def mix(self, x: Tensor, state: None, layout: Layout) -> tuple[Tensor, None]:
         height, width = layout.require_grid(type(self).__name__)
-        (most_height, most_width), dtype = self.size, torch.promote_types(x.dtype, torch.float32)
-        if height > most_height or width > most_width:
+        (max_height, max_width), dtype = self.size, torch.promote_types(x.dtype, torch.float32)
+        if height > max_height or width > max_width:
             raise ValueError(
-                f"the filter's grid is {most_height} x {most_width}, got {height} x {width}; "
-                "set options height and width"
+                f"the filter's grid is {max_height} x {max_width}, got {height} x {width}; set options height and width"
             )
         image = x.to(dtype).unflatten(1, (height, width))
-        image = F.pad(image, (0, 0, 0, most_width - width, 0, most_height - height))
+        image = F.pad(image, (0, 0, 0, max_width - width, 0, max_height - height))
         spectrum = torch.fft.rfft2(image, dim=(1, 2)) * torch.view_as_complex(self.filter.to(dtype).contiguous())
         y = torch.fft.irfft2(spectrum, s=self.size, dim=(1, 2))
         return y[:, :height, :width].flatten(1, 2).to(x.dtype), None

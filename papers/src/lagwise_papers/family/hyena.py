@@ -72,7 +72,7 @@ class HyenaMixer(Derived, Mixer):
         self.input = nn.Linear(channels, (check_integer("order", order) + 1) * channels)
         self.taps = nn.Parameter(torch.empty((order + 1) * channels, short))
         self.bias = nn.Parameter(torch.empty((order + 1) * channels)) if short_bias else None
-        self.parts, self.first_gate = order + 1, first_gate
+        self.branches, self.first_gate = order + 1, first_gate
         spec = {"name": "hyena"} if kernel is None else kernel
         self.filters = nn.ModuleList(
             ToeplitzMixer(channels, causal=causal, kernel=spec, engine=engine) for _ in range(order - first_gate)
@@ -95,7 +95,7 @@ class HyenaMixer(Derived, Mixer):
         else:
             short, window = dilated_prefill(x, self.taps, 1, *state.short)
             states = list(state.filters)
-        value, *gates = self._parts(short)
+        value, *gates = self._split_gates(short)
         for index, (gate, long) in enumerate(zip(gates, self._filters(), strict=True)):
             value, states[index] = long.run(value, states[index], layout)
             value = gate * value
@@ -104,10 +104,10 @@ class HyenaMixer(Derived, Mixer):
         seen = state.short.seen + (x.shape[1] if layout.mask is None else layout.mask.sum(1))
         return self.out(value), HyenaState(WindowState(window, seen), tuple(states))
 
-    def _parts(self, short: Tensor) -> list[Tensor]:
-        """Input of the first long convolution, and the gates after the long convolutions."""
+    def _split_gates(self, short: Tensor) -> list[Tensor]:
+        """Compute the input of the first long convolution, and the gates after the long convolutions."""
         short = short if self.bias is None else short + self.bias
-        value, *gates = short.chunk(self.parts, -1)
+        value, *gates = short.chunk(self.branches, -1)
         return [gates[0] * value, *gates[1:]] if self.first_gate else [value, *gates]
 
     def _short(self, x: Tensor, layout: Layout) -> Tensor:
@@ -125,7 +125,7 @@ class HyenaMixer(Derived, Mixer):
 
     def mix_token(self, x: Tensor, state: HyenaState) -> tuple[Tensor, HyenaState]:
         short, window = dilated_step(self.input(x), self.derived().taps, 1, *state.short)
-        value, *gates = self._parts(short)
+        value, *gates = self._split_gates(short)
         states = list(state.filters)
         for index, (gate, long) in enumerate(zip(gates, self._filters(), strict=True)):
             value, states[index] = long.step(value, states[index])

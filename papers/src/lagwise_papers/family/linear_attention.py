@@ -20,8 +20,8 @@ FEATURE_MAPS = ("elu", "cosformer", "favor")
 
 
 class SumsState(NamedTuple):
-    """Sums of products of keys and values, ``(batch, heads, features, size + 1)``, and the number of tokens of each
-    row, ``(batch,)``."""
+    """Streaming state: sums of products of keys and values, ``(batch, heads, features, size + 1)``, and the number of
+    tokens of each row, ``(batch,)``."""
 
     sums: Tensor
     seen: Tensor
@@ -74,7 +74,8 @@ class LinearAttentionMixer(Mixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The random features of ``favor``: directions orthogonal in blocks, with the lengths of normal vectors."""
+        """Draw the random features of ``favor``: directions orthogonal in blocks, with the lengths of normal
+        vectors."""
         if self.random is None:
             return
         count, size = self.random.shape
@@ -111,21 +112,21 @@ class LinearAttentionMixer(Mixer):
 
     def _mix_shard(self, x: Tensor, layout: Layout) -> Tensor:
         shard = layout.shard
-        whole = shard.whole
+        full_layout = shard.whole
         real = x.new_ones(x.shape[:2], dtype=torch.bool) if layout.mask is None else layout.mask
-        counted = real.new_ones(len(x), shard.length).long() if whole.mask is None else whole.mask.long()
-        position = counted.cumsum(1)
+        is_counted = real.new_ones(len(x), shard.length).long() if full_layout.mask is None else full_layout.mask.long()
+        position = is_counted.cumsum(1)
         if (document := shard.documents) is not None:  # less the tokens of earlier documents
             before = torch.zeros_like(position).scatter_reduce(
-                1, document - 1, position - counted, "amin", include_self=False
+                1, document - 1, position - is_counted, "amin", include_self=False
             )
             position = position - before.gather(1, document - 1)
         query, key, value = self._project(x, shard.own(position), real)
         sizes, heads = [t.shape[3] for t in (query, key, value)], self.heads
 
         def alone(joined: Tensor, _: Layout) -> Tensor:
-            parts = joined.unflatten(2, (heads, -1)).transpose(1, 2).split(sizes, 3)
-            return linear_attention(*parts, causal=self.causal)[0].transpose(1, 2).flatten(2)
+            projections = joined.unflatten(2, (heads, -1)).transpose(1, 2).split(sizes, 3)
+            return linear_attention(*projections, causal=self.causal)[0].transpose(1, 2).flatten(2)
 
         joined = torch.cat([query, key, value], 3).transpose(1, 2).flatten(2)
         y = documents(alone, joined, Layout(layout.mask, layout.seq_idx)).unflatten(2, (heads, -1)).transpose(1, 2)
@@ -138,7 +139,7 @@ class LinearAttentionMixer(Mixer):
         return self._normalised(y, x.dtype)
 
     def _project(self, x: Tensor, position: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Features of queries and keys, and values with a one: ``(batch, heads, length, ...)``."""
+        """Compute features of queries and keys, and values with a one: ``(batch, heads, length, ...)``."""
         query, key, value = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         query, key = self._features(query, position, is_query=True), self._features(key, position)
         key = key * real[:, None, :, None]
@@ -154,7 +155,7 @@ class LinearAttentionMixer(Mixer):
             raise ValueError(f"cosformer's span is {self.max_length} tokens, got a text of {length}")
 
     def _features(self, u: Tensor, position: Tensor, *, is_query: bool = False) -> Tensor:
-        """``(batch, heads, length, features)`` in float32 or better; positions count from 1."""
+        """Compute features ``(batch, heads, length, features)`` in float32 or better; positions count from 1."""
         u = u.to(torch.promote_types(u.dtype, torch.float32))
         if self.feature_map == "elu":
             return torch.where(u > 0, 1 + u, u.clamp(max=0).exp())  # 1 + elu(u) without cancellation

@@ -14,7 +14,8 @@ _CHUNK_TOKENS = 64
 def linear_attention(
     query: Tensor, key: Tensor, value: Tensor, *, causal: bool = True, state: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Sums of values weighted by products of queries and keys, not normalised; a value of ones gives the normaliser.
+    """Compute sums of values weighted by products of queries and keys, not normalised; a value of ones gives the
+    normaliser.
 
     Formula: ``y_i = q_i (S + sum_j k_jᵀ v_j)``, over ``j <= i`` when causal. The new state is ``S`` plus the sum over
     all tokens. Causal sums are taken in chunks: quadratic inside, by a running sum of ``kᵀ v`` across; at a length

@@ -65,11 +65,11 @@ class LongShortMixer(Mixer):
     def _attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
         batch, length, _ = x.shape
         size = self.window
-        rest = -length % size
+        padding = -length % size
         real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
-        query, key, value = (F.pad(t, (0, 0, 0, rest)) for t in self.qkv(x).chunk(3, 2))
-        share = F.pad(self.project(x), (0, 0, 0, rest))
-        real = F.pad(real, (0, rest))
+        query, key, value = (F.pad(t, (0, 0, 0, padding)) for t in self.qkv(x).chunk(3, 2))
+        share = F.pad(self.project(x), (0, 0, 0, padding))
+        real = F.pad(real, (0, padding))
         far_key, far_value = self._projected(share, real, key, value)
         left, right = (size, 0) if self.causal else (size // 2, size // 2)
         near = [
@@ -102,14 +102,15 @@ class LongShortMixer(Mixer):
         return y.transpose(2, 3).flatten(3).flatten(1, 2)[:, :length].to(x.dtype)
 
     def _projected(self, share: Tensor, real: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys and values of all segments, or of the whole text: ``(batch, heads, d, count)``."""
-        pieces = (-1, self.window) if self.causal else (1, -1)
-        share, key, value, real = (t.unflatten(1, pieces) for t in (share, key, value, real))
+        """Compute the keys and values of all segments, or of the whole text: ``(batch, heads, d, count)``."""
+        segments = (-1, self.window) if self.causal else (1, -1)
+        share, key, value, real = (t.unflatten(1, segments) for t in (share, key, value, real))
         share = share.masked_fill(~real[..., None], torch.finfo(share.dtype).min).softmax(2)
         share = share.unflatten(3, (self.heads, -1)).permute(0, 1, 3, 4, 2)
 
         def projected(t: Tensor) -> Tensor:
-            t = share.to(t.dtype) @ t.unflatten(3, (self.heads, -1)).transpose(2, 3)  # (batch, pieces, heads, rank, d)
+            # (batch, segments, heads, rank, d)
+            t = share.to(t.dtype) @ t.unflatten(3, (self.heads, -1)).transpose(2, 3)
             t = _normed(t.transpose(2, 3).flatten(3), self.far_norm).flatten(1, 2)
             return t.unflatten(2, (self.heads, -1)).permute(0, 2, 3, 1)
 
@@ -117,8 +118,8 @@ class LongShortMixer(Mixer):
 
 
 def _normed(t: Tensor, norm: nn.LayerNorm) -> Tensor:
-    """The norm written out: the gradient of the fused one, if it comes transposed, has strides that compiled graphs do
-    not expect (torch 2.13)."""
+    """Apply the norm, written out: the gradient of the fused one, if it comes transposed, has strides that compiled
+    graphs do not expect (torch 2.13)."""
     centred = t - t.mean(-1, keepdim=True)
     scale = (centred.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
     return centred * scale * norm.weight + norm.bias

@@ -11,7 +11,7 @@ from lagwise.ops.toeplitz.spectral import fast_length
 
 
 def ragged_dft(x: Tensor, lengths: Tensor) -> Tensor:
-    """The Fourier transform of every row over its own length.
+    """Compute the Fourier transform of every row over its own length.
 
     Formula: ``y[b, k] = sum_{j < n} exp(-2 pi i j k / n) x[b, j]`` for k < n = lengths[b], zero from n on. Because ``j
     k = (j**2 + k**2 - (k - j)**2) / 2``, it is a convolution by a chirp, with the same number of points for all rows.
@@ -34,7 +34,7 @@ def ragged_dft(x: Tensor, lengths: Tensor) -> Tensor:
 
 
 def ragged_irdft(z: Tensor, lengths: Tensor) -> Tensor:
-    """The real rows that have these transforms, each given by the half that says the other.
+    """Compute the real rows that have these transforms, each given by its non-redundant half.
 
     Formula: ``y[b, j] = sum_{0 <= k <= n/2} c_k Re(exp(2 pi i j k / n) z[b, k]) / n`` for j < n = lengths[b], zero from
     n on, with c_k = 1 at 0 and n / 2, and 2 elsewhere: `torch.fft.irfft` of every row to its own length.

@@ -19,7 +19,8 @@ from lagwise_papers.family.diagonal_scan import diagonal_graph_scan, diagonal_sc
 
 
 class Recurrence(NamedTuple):
-    """``h_t = p h_{t-1} + B x_t`` and ``y_t = Re C h_t + D x_t`` with ``p = exp(log_decay + j angle)``.
+    """Parameters of the recurrence ``h_t = p h_{t-1} + B x_t`` and ``y_t = Re C h_t + D x_t`` with ``p = exp(log_decay
+    + j angle)``.
 
     Shapes: log_decay and angle ``(states,)``; input B ``(states, channels)`` and each of outputs C ``(channels,
     states)`` complex; direct D ``(channels,)``. There is one C, or two if two-sided: the second is for the recurrence
@@ -34,7 +35,7 @@ class Recurrence(NamedTuple):
 
 
 class RecurrentState(NamedTuple):
-    """Real and imaginary parts of the states, ``(batch, states)``."""
+    """Streaming state: real and imaginary parts of the states, ``(batch, states)``."""
 
     real: Tensor
     imaginary: Tensor
@@ -80,12 +81,14 @@ class RecurrentMixer(KeepsFloat32, Derived, Mixer):
             self.direct.normal_()
 
     def maps(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        """B ``(states, channels)`` and C ``(directions, channels, states)``, complex, and D, in this precision."""
+        """Return B ``(states, channels)`` and C ``(directions, channels, states)``, complex, and D, in this
+        precision."""
         into, out = (torch.view_as_complex(p.to(dtype).contiguous()) for p in (self.input, self.output))
         return into, out, self.direct.to(dtype)
 
     def recurrence(self) -> Recurrence:
-        """The recurrence in float32 or better, with the angle in float64, because its error grows with the text."""
+        """Return the recurrence in float32 or better, with the angle in float64, because its error grows with the
+        text."""
         raise NotImplementedError
 
     def mix(self, x: Tensor, state: RecurrentState | None, layout: Layout) -> tuple[Tensor, Any]:
@@ -108,7 +111,7 @@ class RecurrentMixer(KeepsFloat32, Derived, Mixer):
             powers = (log_pole * lags).exp().to(into.dtype)  # (length + 1, states)
             for output, backward in zip(outputs, (False, True), strict=False):
                 last, first = shard.open_end(backward=backward), shard.open_end(backward=not backward)
-                ending = F.linear(masked(x, last).to(log_decay.dtype), _stacked(into)).unflatten(2, (2, -1))
+                ending = F.linear(masked(x, last).to(log_decay.dtype), _stack_rows(into)).unflatten(2, (2, -1))
                 added = torch.complex(*ending.unbind(2))
                 state = torch.einsum("bts,ts->bs", added, powers[:-1] if backward else powers[:-1].flip(0))
                 before = shard.state_before(state, log_pole, backward=backward)
@@ -122,7 +125,7 @@ class RecurrentMixer(KeepsFloat32, Derived, Mixer):
         memory = None if state is None else torch.complex(*state)
         with torch.autocast(x.device.type, enabled=False):
             signal = x.to(log_decay.dtype)
-            added = torch.complex(*F.linear(signal, _stacked(into)).chunk(2, 2))
+            added = torch.complex(*F.linear(signal, _stack_rows(into)).chunk(2, 2))
             exponent = torch.complex(log_decay.double(), angle.double()).to(added.dtype)
             poles, factors = zoh_tokens(exponent, layout.token_time)
             states = varying_scan(factors * added, poles, memory)
@@ -142,8 +145,8 @@ class RecurrentMixer(KeepsFloat32, Derived, Mixer):
         return RealRecurrence(
             log_decay,
             angle,
-            _stacked(into),
-            _beside(out),
+            _stack_rows(into),
+            _stack_columns(out),
             direct,
             (size * angle.cos()).to(direct.dtype),
             (size * angle.sin()).to(direct.dtype),
@@ -156,11 +159,11 @@ class RecurrentMixer(KeepsFloat32, Derived, Mixer):
         return RecurrentState(zeros, zeros.clone())
 
     def _in_graph(self, x: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
-        parts = self.derived()
-        signal = x.to(parts.direct.dtype)
-        u, v = F.linear(signal, parts.input).chunk(2, 2)
-        real, imaginary = diagonal_graph_scan((u, v), parts.log_decay, parts.angle, state)
-        y = parts.direct * signal + F.linear(torch.cat([real, imaginary], 2), parts.output)
+        recurrence = self.derived()
+        signal = x.to(recurrence.direct.dtype)
+        u, v = F.linear(signal, recurrence.input).chunk(2, 2)
+        real, imaginary = diagonal_graph_scan((u, v), recurrence.log_decay, recurrence.angle, state)
+        y = recurrence.direct * signal + F.linear(torch.cat([real, imaginary], 2), recurrence.output)
         return y.to(x.dtype), RecurrentState(real[:, -1], imaginary[:, -1])
 
     def mix_token(self, x: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
@@ -177,7 +180,7 @@ class RecurrentMixer(KeepsFloat32, Derived, Mixer):
         dtype = log_decay.dtype
         with torch.autocast(x.device.type, enabled=False):
             signal = x.to(dtype)
-            added = torch.complex(*F.linear(signal, _stacked(into)).chunk(2, 2))
+            added = torch.complex(*F.linear(signal, _stack_rows(into)).chunk(2, 2))
             states, memory = diagonal_scan(added, log_decay, angle, memory)
             y = direct * signal + _real_product(states, outputs[0])
             if not self.causal:
@@ -187,13 +190,13 @@ class RecurrentMixer(KeepsFloat32, Derived, Mixer):
 
 
 def _real_product(states: Tensor, output: Tensor) -> Tensor:
-    """``Re C h`` for h ``(batch, length, states)``."""
-    return F.linear(torch.cat([states.real, states.imag], 2), _beside(output))
+    """Compute ``Re C h`` for h ``(batch, length, states)``."""
+    return F.linear(torch.cat([states.real, states.imag], 2), _stack_columns(output))
 
 
-def _stacked(into: Tensor) -> Tensor:
+def _stack_rows(into: Tensor) -> Tensor:
     return torch.cat([into.real, into.imag])
 
 
-def _beside(output: Tensor) -> Tensor:
+def _stack_columns(output: Tensor) -> Tensor:
     return torch.cat([output.real, -output.imag], 1)

@@ -18,7 +18,7 @@ from lagwise.ops.window import Window, extended, latest, ordered, recent
 from lagwise.tables import check_integer
 
 
-class Places(NamedTuple):
+class LagKeys(NamedTuple):
     """``W_r r`` by lag, from memory to 0: ``(heads, d, memory + 1)``."""
 
     by_lag: Tensor
@@ -65,7 +65,7 @@ class RelativeAttentionMixer(Derived, Mixer):
 
     def mix(self, x: Tensor, state: WindowState | None, layout: Layout) -> tuple[Tensor, Any]:
         if state is None:
-            return layout.near(self._mix_whole, x, self.memory, 0), None
+            return layout.near(self._mix_tokens, x, self.memory, 0), None
         ring, seen = state
         query, new, now = self._project(x, layout)
         past = ordered(ring, seen)
@@ -74,16 +74,16 @@ class RelativeAttentionMixer(Derived, Mixer):
         y = self._attend(query, torch.cat([past, new], 1), torch.cat([before, now], 1))
         return y, WindowState(extended(ring, new, seen), seen + now.sum(1))
 
-    def _mix_whole(self, x: Tensor, layout: Layout) -> Tensor:
+    def _mix_tokens(self, x: Tensor, layout: Layout) -> Tensor:
         return self._attend(*self._project(x, layout))
 
     def _project(self, x: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, pairs of keys and values, and which of them are real."""
+        """Compute queries, pairs of keys and values, and which of them are real."""
         query, pairs = self.qkv(x).split([self.channels, 2 * self.channels], 2)
         return query, pairs, x.new_ones(x.shape[:2], dtype=torch.bool) if layout.mask is None else layout.mask
 
     def derive(self, form: str = "eager") -> Any:
-        return Places(self._positions())
+        return LagKeys(self._positions())
 
     def init_state(self, batch_size: int) -> WindowState:
         self.require_causal()
@@ -113,17 +113,17 @@ class RelativeAttentionMixer(Derived, Mixer):
         return self.out(y.flatten(1)), WindowState(ring, seen + 1)
 
     def _attend(self, query: Tensor, pairs: Tensor, real: Tensor) -> Tensor:
-        """Attention from queries ``(batch, n, channels)`` to keys and values of these tokens and at most memory tokens
+        """Attend from queries ``(batch, n, channels)`` to keys and values of these tokens and at most memory tokens
         before them."""
         n, memory = query.shape[1], self.memory
         # Queries are processed in blocks, which see a window of memory + size keys.
         size = memory if symbolic(n) else min(n, memory)
-        rest = chunk_count(n, size) * size - n if symbolic(n) else -n % size
+        padding = chunk_count(n, size) * size - n if symbolic(n) else -n % size
         front = memory - (pairs.shape[1] - n)
-        query = F.pad(query, (0, 0, 0, rest)).unflatten(1, (-1, size)).unflatten(3, (self.heads, -1)).transpose(2, 3)
-        pairs = F.pad(pairs, (0, 0, front, rest)).unfold(1, memory + size, size)  # (batch, blocks, 2 channels, keys)
+        query = F.pad(query, (0, 0, 0, padding)).unflatten(1, (-1, size)).unflatten(3, (self.heads, -1)).transpose(2, 3)
+        pairs = F.pad(pairs, (0, 0, front, padding)).unfold(1, memory + size, size)  # (batch, blocks, 2 channels, keys)
         key, value = (t.unflatten(2, (self.heads, -1)) for t in pairs.chunk(2, 2))
-        real = F.pad(real, (front, rest)).unfold(1, memory + size, size)[:, :, None, None]
+        real = F.pad(real, (front, padding)).unfold(1, memory + size, size)[:, :, None, None]
         scores = (query + self.content[:, None]).to(query.dtype) @ key
         by_lag = (query + self.place[:, None]).to(query.dtype) @ self._positions().to(query.dtype)
         # Lag memory is first, so row i starts at key i. Rows one longer than the window shift it there.
@@ -135,7 +135,7 @@ class RelativeAttentionMixer(Derived, Mixer):
         return self.out(y.transpose(2, 3).flatten(3).flatten(1, 2)[:, :n])
 
     def _positions(self) -> Tensor:
-        """``W_r r`` for lags memory to 0: ``(heads, d, memory + 1)``."""
+        """Compute ``W_r r`` for lags memory to 0: ``(heads, d, memory + 1)``."""
         dtype = torch.promote_types(self.relative.weight.dtype, torch.float32)
         rates = 10000.0 ** (
             -torch.arange(0, self.channels, 2, dtype=dtype, device=self.out.weight.device) / self.channels

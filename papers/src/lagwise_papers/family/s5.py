@@ -12,7 +12,7 @@ from lagwise.ops.recurrence import mean_exponential
 from lagwise.tables import check_integer
 from lagwise_papers.family.recurrence import Recurrence, RecurrentMixer
 
-_LEAST_STEP, _MOST_STEP = 1e-3, 0.1  # initial time per token
+_MIN_STEP, _MAX_STEP = 1e-3, 0.1  # initial time per token
 
 
 class S5Mixer(RecurrentMixer):
@@ -45,7 +45,7 @@ class S5Mixer(RecurrentMixer):
         with torch.no_grad():
             self.rate.fill_(math.log(0.5))
             self.angle.copy_(torch.from_numpy(hippo_legs(len(self.rate))[0].copy()))
-            self.log_step.uniform_(math.log(_LEAST_STEP), math.log(_MOST_STEP))
+            self.log_step.uniform_(math.log(_MIN_STEP), math.log(_MAX_STEP))
         self.reset_maps(2 * len(self.rate))
 
     def recurrence(self) -> Recurrence:

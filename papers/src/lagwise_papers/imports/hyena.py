@@ -45,10 +45,10 @@ _FIXED = {"hyena_order": 2, "short_filter_order": 3, "train_freq": True}
 _SHIFT, _FAST, _SLOW, _TARGET = 0.05, 0.3, 1.5, 0.01  # the windows' constants, which the configuration does not name
 _TOLERANCE = 1e-4  # between tables that are computed here and those that are stored there
 SPECIAL = ("[CLS]", "[SEP]", "[BOS]", "[MASK]", "[PAD]", "[RESERVED]", "[UNK]")  # the first ids of its tokenizer
-_PARTS = ("weight", "bias")
+_LINEAR_WEIGHTS = ("weight", "bias")
 _OF_MODEL = {
     "hyena.backbone.embeddings.word_embeddings.weight": "model.embed_tokens.weight",
-    **{f"hyena.backbone.ln_f.{part}": f"model.norm.{part}" for part in _PARTS},
+    **{f"hyena.backbone.ln_f.{part}": f"model.norm.{part}" for part in _LINEAR_WEIGHTS},
     "lm_head.weight": "lm_head.weight",
     "score.weight": "classifier.weight",
 }
@@ -62,7 +62,7 @@ _LINEARS = {
 }
 _KERNEL = "token_mixer.filters.0.kernel"
 _OF_LAYER = {
-    **{f"{a}.{part}": f"{b}.{part}" for a, b in _LINEARS.items() for part in _PARTS},
+    **{f"{a}.{part}": f"{b}.{part}" for a, b in _LINEARS.items() for part in _LINEAR_WEIGHTS},
     "mixer.short_filter.weight": "token_mixer.taps",
     "mixer.short_filter.bias": "token_mixer.bias",
     "mixer.filter_fn.bias": f"{_KERNEL}.direct",
@@ -70,7 +70,7 @@ _OF_LAYER = {
 
 
 def from_hyena_dna(values: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Head:
-    """The lagwise model, in evaluation mode, with the logits of a HyenaDNA model, `HyenaDNAForCausalLM` or
+    """Build the lagwise model, in evaluation mode, with the logits of a HyenaDNA model, `HyenaDNAForCausalLM` or
     `HyenaDNAForSequenceClassification`, whose last token is the last real one.
 
     It takes at most ``max_seq_len`` tokens. Outputs do not depend on padding on the left, as theirs do.
@@ -91,12 +91,12 @@ def from_hyena_dna(values: Mapping[str, Any], weights: Mapping[str, Tensor]) -> 
     config = _config(values, head, tied=tied)
     with torch.device("meta"):
         model = head(config)
-    found = _renamed(values, weights)
-    if head is LagwiseForCausalLM and "model.embed_tokens.weight" in found:
-        found.setdefault("lm_head.weight", found["model.embed_tokens.weight"])
-    if "classifier.weight" in found:  # theirs has no bias
-        found["classifier.bias"] = (weight := found["classifier.weight"]).new_zeros(len(weight))
-    return filled(model, found)
+    renamed = _renamed(values, weights)
+    if head is LagwiseForCausalLM and "model.embed_tokens.weight" in renamed:
+        renamed.setdefault("lm_head.weight", renamed["model.embed_tokens.weight"])
+    if "classifier.weight" in renamed:  # theirs has no bias
+        renamed["classifier.bias"] = (weight := renamed["classifier.weight"]).new_zeros(len(weight))
+    return filled(model, renamed)
 
 
 def _config(values: Mapping[str, Any], head: type[Head], *, tied: bool) -> LagwiseConfig:
@@ -104,9 +104,9 @@ def _config(values: Mapping[str, Any], head: type[Head], *, tied: bool) -> Lagwi
         raise ValueError(f"config.json is of a model of type {shown(values.get('model_type'))}, not 'hyenadna'")
     for name in _SIZES:
         check_integer(name, values[name])
-    for name, wanted in _FIXED.items():
-        if values[name] != wanted:
-            raise ValueError(f"{name}={shown(values[name])} cannot be imported; it must be {wanted}")
+    for name, required in _FIXED.items():
+        if values[name] != required:
+            raise ValueError(f"{name}={shown(values[name])} cannot be imported; it must be {required}")
     if values["emb_dim"] < 3 or values["emb_dim"] % 2 == 0:
         raise ValueError(f"emb_dim must be odd and at least 3, got {values['emb_dim']}")
     width = values["d_model"]
@@ -129,8 +129,8 @@ def _config(values: Mapping[str, Any], head: type[Head], *, tied: bool) -> Lagwi
     multiple = values["pad_vocab_size_multiple"]
     labels: dict[str, Any] = {}
     if head is LagwiseForSequenceClassification:
-        given = {name: values[name] for name in ("id2label", "label2id", "problem_type") if values.get(name)}
-        labels = {"pooling": "last", **given}
+        label_fields = {name: values[name] for name in ("id2label", "label2id", "problem_type") if values.get(name)}
+        labels = {"pooling": "last", **label_fields}
     return LagwiseConfig(
         vocab_size=-(-values["vocab_size"] // multiple) * multiple,
         hidden_size=width,
@@ -155,65 +155,66 @@ def _is_tied(weights: Mapping[str, Tensor]) -> bool:
 
 
 def _renamed(values: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights by lagwise's names, in its layout. ValueError for an unknown name."""
-    found: dict[str, Tensor] = {}
+    """Rename weights to lagwise's names and convert them to its layout. ValueError for an unknown name."""
+    renamed: dict[str, Tensor] = {}
     for name, value in weights.items():
         if name in _OF_MODEL:
-            found[_OF_MODEL[name]] = value.clone()
+            renamed[_OF_MODEL[name]] = value.clone()
             continue
-        _, _, rest = name.partition("hyena.backbone.layers.")
-        number, _, part = rest.partition(".")
+        _, _, suffix = name.partition("hyena.backbone.layers.")
+        number, _, weight_name = suffix.partition(".")
         layer = f"model.layers.{number}.block."
-        if part in _OF_LAYER:
-            found[layer + _OF_LAYER[part]] = _reshaped(part, value, values["d_model"])
-        elif part.startswith("mixer.filter_fn.implicit_filter."):
-            own = _of_network(part.rpartition("implicit_filter.")[2], values["num_inner_mlps"])
-            if own is None:
+        if weight_name in _OF_LAYER:
+            renamed[layer + _OF_LAYER[weight_name]] = _reshaped(weight_name, value, values["d_model"])
+        elif weight_name.startswith("mixer.filter_fn.implicit_filter."):
+            own_name = _network_weight(weight_name.rpartition("implicit_filter.")[2], values["num_inner_mlps"])
+            if own_name is None:
                 raise ValueError(f"HyenaDNA has no weight {shown(name)}")
-            found[f"{layer}{_KERNEL}.{own}"] = value.flatten().clone() if own == "frequency" else value.clone()
-        elif part.startswith(("mixer.filter_fn.pos_emb.", "mixer.filter_fn.modulation.")):
+            value = value.flatten() if own_name == "frequency" else value
+            renamed[f"{layer}{_KERNEL}.{own_name}"] = value.clone()
+        elif weight_name.startswith(("mixer.filter_fn.pos_emb.", "mixer.filter_fn.modulation.")):
             _check_table(name, value, values)
         else:
             raise ValueError(f"HyenaDNA has no weight {shown(name)}")
-    return found
+    return renamed
 
 
-def _reshaped(part: str, value: Tensor, width: int) -> Tensor:
-    """A weight of a layer in lagwise's layout: the input of the long convolution first, then its gates in order, and
-    taps from lag 0 on."""
-    if part.startswith(("mixer.in_proj.", "mixer.short_filter.")) and len(value) == 3 * width:
+def _reshaped(weight_name: str, value: Tensor, width: int) -> Tensor:
+    """Convert a weight of a layer to lagwise's layout: the input of the long convolution first, then its gates in
+    order, and taps from lag 0 on."""
+    if weight_name.startswith(("mixer.in_proj.", "mixer.short_filter.")) and len(value) == 3 * width:
         value = torch.cat(value.split(width)[::-1])
-    return value.flip(2)[:, 0].clone() if part == "mixer.short_filter.weight" else value.clone()
+    return value.flip(2)[:, 0].clone() if weight_name == "mixer.short_filter.weight" else value.clone()
 
 
-def _of_network(name: str, layers: int) -> str | None:
-    """Our name of a weight of the kernel's network, a sequence of linear layers with sines, of one frequency, between
-    them. None for an unknown one."""
-    place, _, part = name.partition(".")
-    if not place.isdecimal():
+def _network_weight(name: str, layers: int) -> str | None:
+    """Return our name of a weight of the kernel's network, a sequence of linear layers with sines, of one frequency,
+    between them. None for an unknown one."""
+    number, _, kind = name.partition(".")
+    if not number.isdecimal():
         return None
-    index, sine = divmod(int(place), 2)
+    index, sine = divmod(int(number), 2)
     if sine:
-        return "frequency" if part == "freq" and index <= layers else None
+        return "frequency" if kind == "freq" and index <= layers else None
     if index == layers + 1:
-        return "last" if part == "weight" else None
-    if part not in _PARTS or index > layers:
+        return "last" if kind == "weight" else None
+    if kind not in _LINEAR_WEIGHTS or index > layers:
         return None
-    return f"first.{part}" if index == 0 else f"hidden.{index - 1}.{part}"
+    return f"first.{kind}" if index == 0 else f"hidden.{index - 1}.{kind}"
 
 
 def _check_table(name: str, value: Tensor, values: Mapping[str, Any]) -> None:
-    """ValueError for positions or rates of windows other than their formulas', which the kernel computes."""
-    length, part = values["max_seq_len"], name.rpartition(".")[2]
+    """Raise ValueError for positions or rates of windows that differ from the formulas that the kernel computes."""
+    length, table = values["max_seq_len"], name.rpartition(".")[2]
     t = torch.linspace(0, 1, length, dtype=torch.float64, device="cpu")
-    if part == "t":
+    if table == "t":
         expected = t
-    elif part == "z":
+    elif table == "z":
         bands = values["emb_dim"] // 2
         turns = 2 * math.pi / length * torch.arange(length, dtype=torch.float64, device="cpu")
         phase = turns[:, None] * torch.linspace(1e-4, bands - 1, bands, dtype=torch.float64, device="cpu")
         expected = torch.cat([t[:, None], phase.cos(), -phase.sin()], 1)
-    elif part == "deltas":
+    elif table == "deltas":
         slow, fast = (math.log(_TARGET) / share for share in (_SLOW, _FAST))
         expected = torch.linspace(slow, fast, values["d_model"], dtype=torch.float64, device="cpu")
     else:

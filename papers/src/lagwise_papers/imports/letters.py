@@ -25,8 +25,8 @@ _ROLES = {  # names of special tokens in other programs' vocabularies, lower cas
 
 
 def read_letters(folder: Path) -> list[str] | None:
-    """The tokens of a folder whose only tokenizer is ``vocab.txt`` with single characters and special tokens such as
-    <pad>, one in each line; None for other folders. ValueError for a token that occurs twice."""
+    """Read the tokens of a folder whose only tokenizer is ``vocab.txt`` with single characters and special tokens such
+    as <pad>, one in each line; None for other folders. ValueError for a token that occurs twice."""
     file = folder / "vocab.txt"
     if not file.is_file() or any((folder / f"{name}.json").is_file() for name in ("tokenizer", "vocab")):
         return None
@@ -39,24 +39,24 @@ def read_letters(folder: Path) -> list[str] | None:
 
 
 def vocabulary_tokenizer(tokens: Sequence[str], *, end: str, unknown: str, pad: str) -> PreTrainedTokenizerBase:
-    """A tokenizer of single characters and special tokens.
+    """Make a tokenizer of single characters and special tokens.
 
-    A token's id is its place, from 0. Special tokens have the meaning of their names: ``<unk>``, ``<pad>``, ``<s>``,
+    A token's id is its index, from 0. Special tokens have the meaning of their names: ``<unk>``, ``<pad>``, ``<s>``,
     ``<cls>``, ``<sep>``, ``</s>``, ``<eos>``, ``<mask>``, or with square brackets. end, unknown, pad: tokens of this
     meaning if none has it by its name, added unless they are tokens.
     """
     from transformers import PreTrainedTokenizerFast
 
     tokens = list(tokens)
-    named = {token[1:-1].lower(): token for token in tokens if len(token) > 1}
-    roles = {role: next((named[n] for n in names if n in named), None) for role, names in _ROLES.items()}
+    by_name = {token[1:-1].lower(): token for token in tokens if len(token) > 1}
+    roles = {role: next((by_name[n] for n in names if n in by_name), None) for role, names in _ROLES.items()}
     for role, token in (("unk", unknown), ("eos", end), ("pad", pad)):
         if roles[role] is None:
             roles[role] = token
             tokens += [token] * (token not in tokens)
     tokenizer = letter_tokenizer(tokens, unknown=roles["unk"] or unknown)
     tokenizer.add_special_tokens([token for token in tokens if len(token) > 1])
-    given = {f"{role}_token": token for role, token in roles.items() if token is not None}
+    special_tokens = {f"{role}_token": token for role, token in roles.items() if token is not None}
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, **given, padding_side="right", clean_up_tokenization_spaces=False
+        tokenizer_object=tokenizer, **special_tokens, padding_side="right", clean_up_tokenization_spaces=False
     )

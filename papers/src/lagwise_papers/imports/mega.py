@@ -56,20 +56,20 @@ _DEFAULTS: dict[str, Any] = {
     "eos_token_id": 2,
 }
 # Names of tensors: of the model, and of a layer.
-_LINEAR_PARTS = ("weight", "bias")
+_LINEAR_WEIGHTS = ("weight", "bias")
 _OF_MODEL = {
     "mega.embedding_layer.word_embeddings.weight": "model.embed_tokens.weight",
     "mega.embedding_layer.token_type_embeddings.weight": "model.embed_types.weight",
     "dense.weight": "dense.weight",
     "dense.bias": "dense.bias",
-    **{f"{head}.{part}": f"lm_head.{part}" for head in ("lm_head", "mlm_head") for part in _LINEAR_PARTS},
+    **{f"{head}.{part}": f"lm_head.{part}" for head in ("lm_head", "mlm_head") for part in _LINEAR_WEIGHTS},
 }
 _OF_HEADS: dict[type[Head], dict[str, str]] = {
     LagwiseForSequenceClassification: {"classifier.dense": "hidden.0", "classifier.out_proj": "classifier"},
     LagwiseForTokenClassification: {"classifier": "classifier"},
 }
-_NORM_PARTS = {each: each for each in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
-_NORM_PARTS["scalar"] = "scale"
+_NORM_WEIGHTS = {each: each for each in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
+_NORM_WEIGHTS["scalar"] = "scale"
 _LINEARS, _MLP = {"v_proj": "value", "mx_proj": "gates", "h_proj": "out"}, {"fc1": "up", "fc2": "down"}
 _OF_LAYER = {
     "mega_layer.ema_gate.damping_factor": "memory.kernel.delta",
@@ -80,19 +80,19 @@ _OF_LAYER = {
     "mega_layer.qk_weight": "query_key.scale",
     "mega_layer.qk_bias": "query_key.shift",
     "mega_layer.rel_pos_bias.rel_pos_bias": "attention.lag_table",
-    **{f"mega_layer.{a}.{part}": f"{b}.{part}" for a, b in _LINEARS.items() for part in _LINEAR_PARTS},
-    **{f"nffn.{a}.{part}": f"channels.mixer.{b}.{part}" for a, b in _MLP.items() for part in _LINEAR_PARTS},
-    **{f"mega_layer.norm.norm.{theirs}": f"norm.{ours}" for theirs, ours in _NORM_PARTS.items()},
-    **{f"nffn.norm.norm.{theirs}": f"channels.norm.{ours}" for theirs, ours in _NORM_PARTS.items()},
+    **{f"mega_layer.{a}.{part}": f"{b}.{part}" for a, b in _LINEARS.items() for part in _LINEAR_WEIGHTS},
+    **{f"nffn.{a}.{part}": f"channels.mixer.{b}.{part}" for a, b in _MLP.items() for part in _LINEAR_WEIGHTS},
+    **{f"mega_layer.norm.norm.{theirs}": f"norm.{ours}" for theirs, ours in _NORM_WEIGHTS.items()},
+    **{f"nffn.norm.norm.{theirs}": f"channels.norm.{ours}" for theirs, ours in _NORM_WEIGHTS.items()},
 }
 _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "nffn_hidden_size", "ema_projection_size", "max_positions")
 _SIZES += ("shared_representation_size", "intermediate_size")
-_BUFFERS = ("_float_tensor", "token_type_ids")  # without meaning
+_BUFFERS = ("_float_tensor", "token_type_ids")  # unused by the model
 
 
 def from_mega(values: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Head:
-    """The lagwise model, in evaluation mode, with the logits of a MEGA model with any of its heads: `MegaForCausalLM`,
-    `MegaForMaskedLM`, `MegaForSequenceClassification` or `MegaForTokenClassification`.
+    """Build the lagwise model, in evaluation mode, with the logits of a MEGA model with any of its heads:
+    `MegaForCausalLM`, `MegaForMaskedLM`, `MegaForSequenceClassification` or `MegaForTokenClassification`.
 
     Dropout is that of the gated attention (``dropout_prob``) in all blocks. A model that does not cut its input into
     chunks takes at most ``max_positions`` tokens, even where a rotary bias would extrapolate.
@@ -111,12 +111,12 @@ def from_mega(values: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Head:
     config = _config(values, head)
     with torch.device("meta"):
         model = head(config)
-    found = _renamed(values, weights, _OF_HEADS.get(head, {}))
+    renamed = _renamed(values, weights, _OF_HEADS.get(head, {}))
     if values["tie_word_embeddings"] and issubclass(head, VocabularyHead):
-        embedding = found.get("model.embed_tokens.weight", found.get("lm_head.weight"))
+        embedding = renamed.get("model.embed_tokens.weight", renamed.get("lm_head.weight"))
         if embedding is not None:
-            found["model.embed_tokens.weight"] = found["lm_head.weight"] = embedding
-    return filled(model, found)
+            renamed["model.embed_tokens.weight"] = renamed["lm_head.weight"] = embedding
+    return filled(model, renamed)
 
 
 def _config(values: Mapping[str, Any], head: type[Head]) -> LagwiseConfig:
@@ -128,16 +128,16 @@ def _config(values: Mapping[str, Any], head: type[Head]) -> LagwiseConfig:
             raise ValueError(f"config.json has no {name}")
         check_integer(name, values[name])
     check_integer("chunk_size", values["chunk_size"], -1)
-    for name, wanted in (
+    for name, required in (
         ("is_decoder", causal),
         ("add_cross_attention", False),
         ("normalize_before_mega", True),
         ("normalize_before_ffn", True),
         *([("bidirectional", False)] if causal else []),
     ):
-        if values[name] != wanted:
+        if values[name] != required:
             theirs = values["architectures"][0]
-            raise ValueError(f"{name}={shown(values[name])} cannot be imported; of a {theirs} it must be {wanted}")
+            raise ValueError(f"{name}={shown(values[name])} cannot be imported; of a {theirs} it must be {required}")
     norm: dict[str, Any] = {"name": {"layernorm": "layer", "scalenorm": "scale"}.get(_norm(values), "batch")}
     norm["epsilon"] = _EPSILON
     if not values["norm_affine"]:
@@ -158,10 +158,10 @@ def _config(values: Mapping[str, Any], head: type[Head]) -> LagwiseConfig:
         "norm": norm,
         "dropout": values["dropout_prob"],
     }
-    kept = ("vocab_size", "hidden_size", "num_hidden_layers", "tie_word_embeddings", "initializer_range")
-    kept += ("bos_token_id", "eos_token_id", "pad_token_id")
+    copied = ("vocab_size", "hidden_size", "num_hidden_layers", "tie_word_embeddings", "initializer_range")
+    copied += ("bos_token_id", "eos_token_id", "pad_token_id")
     return LagwiseConfig(
-        **{name: values[name] for name in kept},
+        **{name: values[name] for name in copied},
         block=block,
         causal=causal,
         norm="none",
@@ -189,41 +189,42 @@ def _norm(values: Mapping[str, Any]) -> str:
 
 
 def _window(values: Mapping[str, Any]) -> int:
-    """The widest window of attention: a chunk, or the longest text."""
+    """Return the attention window: the chunk size, or the maximum length if unchunked."""
     return values["max_positions"] if values["chunk_size"] < 0 else values["chunk_size"]
 
 
 def _renamed(values: Mapping[str, Any], weights: Mapping[str, Tensor], of_head: Mapping[str, str]) -> dict[str, Tensor]:
-    """Weights by lagwise's names, in its layout. of_head: names of linear layers. ValueError for an unknown name."""
-    of_model = _OF_MODEL | {f"{a}.{part}": f"{b}.{part}" for a, b in of_head.items() for part in _LINEAR_PARTS}
-    found = {}
+    """Rename weights to lagwise's names and convert them to its layout. of_head: names of linear layers. ValueError for
+    an unknown name."""
+    of_model = _OF_MODEL | {f"{a}.{part}": f"{b}.{part}" for a, b in of_head.items() for part in _LINEAR_WEIGHTS}
+    renamed = {}
     for name, value in weights.items():
         if name in of_model:
-            found[of_model[name]] = value
+            renamed[of_model[name]] = value
             continue
         if name.rpartition(".")[2] in _BUFFERS or name.startswith("mega.pooler."):
             continue
-        _, _, rest = name.partition("mega.layers.")
-        number, _, part = rest.partition(".")
+        _, _, suffix = name.partition("mega.layers.")
+        number, _, weight_name = suffix.partition(".")
         layer = f"model.layers.{number}.block."
-        if part == "mega_layer.rel_pos_bias.alpha":
+        if weight_name == "mega_layer.rel_pos_bias.alpha":
             pair = [value, weights[name.removesuffix("alpha") + "b_param"]]
-            found[layer + "attention.rotary_pair"] = torch.stack([_interleaved(each) for each in pair])
-        elif part in _OF_LAYER:
-            found[layer + _OF_LAYER[part]] = _reshaped(part, value, values)
-        elif part != "mega_layer.rel_pos_bias.b_param":
+            renamed[layer + "attention.rotary_pair"] = torch.stack([_interleaved(each) for each in pair])
+        elif weight_name in _OF_LAYER:
+            renamed[layer + _OF_LAYER[weight_name]] = _reshaped(weight_name, value, values)
+        elif weight_name != "mega_layer.rel_pos_bias.b_param":
             raise ValueError(f"MEGA has no weight {shown(name)}")
-    return found | _made_up(values, found)
+    return renamed | _neutral_norms(values, renamed)
 
 
-def _reshaped(part: str, value: Tensor, values: Mapping[str, Any]) -> Tensor:
-    """A weight of a layer in lagwise's layout."""
-    if part.endswith("rel_pos_bias"):  # lags of keys before queries there, of queries after keys here
+def _reshaped(weight_name: str, value: Tensor, values: Mapping[str, Any]) -> Tensor:
+    """Convert a weight of a layer to lagwise's layout."""
+    if weight_name.endswith("rel_pos_bias"):  # lags of keys before queries there, of queries after keys here
         return value[None, : 2 * _window(values) - 1].flip(1)
-    if "ema_gate" not in part or part.endswith("residual_weight"):
+    if "ema_gate" not in weight_name or weight_name.endswith("residual_weight"):
         return value.clone()
     value = value.reshape(-1, values["hidden_size"], values["ema_projection_size"]).clone()  # lags from 0 up first
-    if part.endswith("ema_expansion_matrix"):
+    if weight_name.endswith("ema_expansion_matrix"):
         value[..., ::2] -= 1
         value[..., 1::2] += 1
     if not values["bidirectional"] and not values["is_decoder"]:
@@ -232,15 +233,15 @@ def _reshaped(part: str, value: Tensor, values: Mapping[str, Any]) -> Tensor:
 
 
 def _interleaved(value: Tensor) -> Tensor:
-    """Pairs of channels (k, k + d / 2) as (2 k, 2 k + 1)."""
+    """Reorder pairs of channels (k, k + d / 2) as (2 k, 2 k + 1)."""
     return value.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
 
 
-def _made_up(values: Mapping[str, Any], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of a batch norm without weights: those that have no effect."""
+def _neutral_norms(values: Mapping[str, Any], renamed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Make the missing weights of a batch norm without affine parameters: ones and zeros."""
     if values["norm_affine"] or values["normalization_type"] not in ("batchnorm", "syncbatchnorm"):
         return {}
-    means = {name.removesuffix("running_mean"): t for name, t in found.items() if name.endswith("running_mean")}
+    means = {name.removesuffix("running_mean"): t for name, t in renamed.items() if name.endswith("running_mean")}
     return {
         **{f"{name}weight": torch.ones_like(t) for name, t in means.items()},
         **{f"{name}bias": torch.zeros_like(t) for name, t in means.items()},

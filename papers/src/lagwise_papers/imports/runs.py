@@ -15,7 +15,7 @@ from lagwise.files import RECIPE_FILE, TOKENIZER, expanded, is_unused, one_line,
 from lagwise.models.classification import LagwiseForSequenceClassification
 from lagwise.models.loading import check_weights, quiet, save_tokenizer
 from lagwise.tables import shown
-from lagwise.tasks.classes import class_fields
+from lagwise.tasks.labelled import class_fields
 from lagwise.training import Recipe
 from lagwise_papers.data.dna import DNA
 from lagwise_papers.imports.hyena import SPECIAL, from_hyena_dna
@@ -66,7 +66,7 @@ def import_run(folder: Path, out: Path, *, text: Sequence[str] = (), labels: Seq
     tokenizer: Any = None
     try:
         tokenizer = _tokenizer(folder, kind, values, model.config.vocab_size)
-    except Exception as error:  # of whatever the folder holds in its place
+    except Exception as error:  # any file may be in the place of a tokenizer
         result["no_tokenizer"] = one_line(error)
     with quiet(), saved_whole(out, "the model", last="config.json") as partial:
         model.save_pretrained(partial)
@@ -78,7 +78,7 @@ def import_run(folder: Path, out: Path, *, text: Sequence[str] = (), labels: Seq
     return result
 
 
-def _tokenizer(folder: Path, kind: str, values: Mapping[str, Any], most: int) -> Any:
+def _tokenizer(folder: Path, kind: str, values: Mapping[str, Any], max_tokens: int) -> Any:
     """Load the tokenizer of a model folder. ValueError if it has more tokens than the model."""
     if kind == "hyenadna":  # its tokenizer is code; the configuration of that names the letters
         file = folder / "tokenizer_config.json"
@@ -90,8 +90,8 @@ def _tokenizer(folder: Path, kind: str, values: Mapping[str, Any], most: int) ->
     if tokens is None:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     tokenizer: Any = vocabulary_tokenizer(tokens, end=END_OF_TEXT, unknown=UNKNOWN, pad=PAD)
-    if len(tokenizer) > most:
-        raise ValueError(f"vocab.txt makes {len(tokenizer)} tokens, more than the model's {most}")
+    if len(tokenizer) > max_tokens:
+        raise ValueError(f"vocab.txt makes {len(tokenizer)} tokens, more than the model's {max_tokens}")
     return tokenizer
 
 

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DEFAULT_SEQUENCES = 1000
-_TOKENS_A_BATCH = 16384
+_TOKENS_PER_BATCH = 16384
 
 
 class GeneratedRecall(TaskData):
-    """Generated sequences."""
+    """Data of generated sequences."""
 
     task: AssociativeRecallTask
 
@@ -48,7 +48,7 @@ class GeneratedRecall(TaskData):
         return self.task.generator.validation_examples(self.task.data.evaluate_length or self.task.data.length, tokens)
 
     def reduce(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The token predicted at every place, and the true answers."""
+        """Return the token predicted at every position, and the true answers."""
         return logits[:, :-1].argmax(dim=-1), labels[:, 1:]
 
     def metrics(self, loss: float, predictions: Any = None, labels: Any = None) -> dict[str, float]:
@@ -60,31 +60,31 @@ class GeneratedRecall(TaskData):
     def evaluate(
         self, model: Any, *, lengths: Sequence[int] | None = None, max_tokens: int | None = None, progress: bool = True
     ) -> dict[str, Any]:
-        """Accuracy on test sequences of each length, by default the training length, and of each number of pairs if
-        there are several: of DEFAULT_SEQUENCES sequences, or as many as ``max_tokens`` allow."""
+        """Compute the accuracy on test sequences of each length, by default the training length, and of each number of
+        pairs if there are several: of DEFAULT_SEQUENCES sequences, or as many as ``max_tokens`` allow."""
         generator = self.task.generator
         usable = usable_lengths(lengths, [self.task.data.length], model.length_limit)
         kinds = {length: generator.kinds(length) for length in lengths or usable}  # an error before the first is done
-        found = []
+        results = []
         for length in usable:
             count = DEFAULT_SEQUENCES if max_tokens is None else max(1, max_tokens // length)
             for kind in kinds.get(length) or generator.kinds(length):
-                correct, asked = recall(model, generator.test_examples(length, count, **kind), progress=progress)
-                scores = {"sequences": count, "correct": correct, "accuracy": correct / asked}
-                found.append({"length": length, **kind, **scores})
-        return {"test": found}
+                correct, total = recall(model, generator.test_examples(length, count, **kind), progress=progress)
+                scores = {"sequences": count, "correct": correct, "accuracy": correct / total}
+                results.append({"length": length, **kind, **scores})
+        return {"test": results}
 
 
 @torch.inference_mode()
 def recall(model: Any, examples: DrawnExamples, *, progress: bool = False) -> tuple[int, int]:
-    """The number of answers of sequences that a causal language model gives, and that of all (TCNCA table 3).
+    """Count the correct answers of a causal language model on sequences, and all answers (TCNCA table 3).
 
     The model sees the tokens before an answer, where labels are; its prediction is the likeliest token of the whole
     vocabulary. FloatingPointError if the model gives NaN.
     """
     model.eval()
-    device, correct, asked = next(model.parameters()).device, 0, 0
-    batches = DataLoader(examples, batch_size=max(1, _TOKENS_A_BATCH // examples.length))
+    device, correct, total = next(model.parameters()).device, 0, 0
+    batches = DataLoader(examples, batch_size=max(1, _TOKENS_PER_BATCH // examples.length))
     desc = f"evaluating at {examples.length}"
     with progress_bar(desc=desc, total=len(examples), unit="sequence", show=progress) as bar:
         for batch in batches:
@@ -97,13 +97,13 @@ def recall(model: Any, examples: DrawnExamples, *, progress: bool = False) -> tu
                     f"the model's logits at length {examples.length} have NaN; its weights may be damaged"
                 )
             correct += int((logits.argmax(dim=-1) == answers[answers != IGNORED]).sum())
-            asked += len(logits)
+            total += len(logits)
             bar.update(len(ids))
-    return correct, asked
+    return correct, total
 
 
 class AssociativeRecallTask(Task):
-    """Sequences of keys and values, a key again, and the value that followed it (TCNCA table 3 and app. G).
+    """Task of sequences of keys and values, a key again, and the value that followed it (TCNCA table 3 and app. G).
 
     Data: generated, of ``data.vocab_size`` tokens and ``data.length``; a source is refused.
 
@@ -139,7 +139,7 @@ class AssociativeRecallTask(Task):
         return {"accuracy": lambda: accuracy_curve(metrics, chance=2 / self.data.vocab_size)}
 
     def _output(self, model: Any, tokenizer: Any, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to a text ``key value ... key``."""
+        """Answer a text ``key value ... key``."""
         try:
             ids = tokenizer(row["text"], return_tensors="pt")["input_ids"]
         except Exception as error:  # tokenizers' exception type: a word that is neither key nor value

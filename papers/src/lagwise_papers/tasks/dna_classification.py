@@ -47,8 +47,8 @@ class DnaClassification(SequenceClassification):
         self.reverse_complement = reverse_complement
 
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> ClassifiedRows:
-        found = super().open(run=run, source=source, progress=progress)
+        rows = super().open(run=run, source=source, progress=progress)
         if self.reverse_complement and source is None:
-            assert found.tokenizer is not None
-            found.change = partial(either_strand, complements=torch.from_numpy(complements(found.tokenizer)))
-        return found
+            assert rows.tokenizer is not None
+            rows.change = partial(either_strand, complements=torch.from_numpy(complements(rows.tokenizer)))
+        return rows

@@ -12,7 +12,8 @@ from lagwise_papers.tasks.associative_recall import AssociativeRecallTask
 
 
 class MultiQueryRecallTask(AssociativeRecallTask):
-    """Pairs of keys and values, and every key again, at a distance by a power law (MQAR; Arora et al. 2023, "Zoology").
+    """Task of pairs of keys and values, and every key again, at a distance by a power law (MQAR; Arora et al. 2023,
+    "Zoology").
 
     Data: generated, of ``data.vocab_size`` tokens (Zoology: 8192) and ``data.length``; a source is refused.
 

@@ -9,9 +9,6 @@ from lagwise.ops.recurrence.diagonal import (
     ema_scan,
     ema_taps,
     mean_exponential,
-    modal_block,
-    modal_poles,
-    modal_prefill,
     modal_taps,
     modal_taps_of,
     zoh_inputs,
@@ -19,6 +16,5 @@ from lagwise.ops.recurrence.diagonal import (
     zoh_tokens,
 )
 from lagwise.ops.recurrence.scan import block_scan, varying_scan
-from lagwise.ops.recurrence.state_space import Reduction, reduce_taps
+from lagwise.ops.recurrence.state_space import Reduction, largest_difference, reduce_taps
 from lagwise.ops.recurrence.timestep_norm import Moments, moments_so_far, normalised, timestep_norm, token_moments
-from lagwise.ops.recurrence.transfer import largest_difference

@@ -5,7 +5,7 @@ tokens, token by token, and at tokens of different times."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -106,6 +106,38 @@ class DiagonalSSM(NamedTuple):
         y = (u * real).addcmul_(v, imaginary, value=-1).sum(1)
         return y if self.direct is None else y.addcmul_(self.direct, token), [real, imaginary]
 
+    def prefill(
+        self, x: Tensor, state: Sequence[Tensor], blocks: Callable[[int], Blocks], *, graph: bool = False
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Process the next ``length >= 1`` tokens, exactly causal from block to block. Returns the outputs in the
+        precision of the weights, and the new state.
+
+        Formula: in a block, ``y = T x + Re sum_i w_i p_i**(j+1) h_i`` with T the Toeplitz matrix of the taps and h the
+        state before the block, so that only one state per 32 or 64 tokens is computed.
+
+        Args:
+            x: ``(batch, length, channels)``.
+            state: The state so far.
+            blocks: Called with a number of tokens; returns the factors of such blocks. Not for one token.
+            graph: Compute as an exported graph does (`in_graph`).
+
+        Source: S4D (Gu et al. 2022), for poles in discrete time.
+        """
+        n = x.shape[1]
+        if not symbolic(n) and n == 1:
+            y, after = self.step(x[:, 0], state)
+            return y[:, None], after
+        if graph or symbolic(n):
+            return self.in_graph(x, state)
+        factors = blocks(min(n, _LONG_BLOCK if n >= _LONG_SIGNAL_TOKENS else _BLOCK_TOKENS))
+        size, memory, outputs = factors.near.shape[1], torch.cat(list(state), 1).transpose(1, 2), []
+        run = max(size, _SIGNAL_ELEMENTS // max(1, x.shape[0] * x.shape[2]) // size * size)
+        for part in x.split(run, 1):
+            y, memory = factors.scan(part.to(memory.dtype), memory)
+            outputs.append(y)
+        y = torch.cat(outputs, 1) if len(outputs) > 1 else outputs[0]
+        return y, list(memory.transpose(1, 2).chunk(len(self.poles), 1))
+
     def in_graph(self, x: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Process tokens whose number an exported graph leaves open: by powers of the poles, without loops.
         O(length**2)."""
@@ -162,23 +194,6 @@ class Blocks(NamedTuple):
             parts = state.chunk(2, 2) if factor.is_complex() else [state]
             moved = _times([factor.real, factor.imag] if factor.is_complex() else [factor], parts)
         return y, torch.cat(moved, 2) + added
-
-
-def modal_poles(rate: Tensor, angle: Tensor) -> Tensor:
-    """Poles ``exp(-exp(rate) + j angle)``: inside the unit circle for any finite rate.
-
-    Args:
-        rate: Logarithm of the decay per token, in nepers; real, of any shape.
-        angle: In radians per token; like rate.
-
-    Returns:
-        Complex poles like rate, in its precision.
-
-    Source: S4D (Gu et al. 2022), in discrete time.
-    """
-    radius = (-rate.exp()).exp()
-    # Not `torch.polar`: its gradient divides by a radius whose square may underflow.
-    return torch.complex(radius * angle.cos(), radius * angle.sin())
 
 
 def mean_exponential(z: Tensor) -> Tensor:
@@ -265,24 +280,24 @@ def modal_taps(modes: Modes, length: int) -> Tensor:
     return _from_digits(_pair(far, -1), _pair(near, 1), length, modes.direct)
 
 
-def modal_taps_of(rate: Tensor, angle: Tensor, amplitude: Tensor, direct: Tensor, length: int) -> Tensor:
+def modal_taps_of(decay: Tensor, angle: Tensor, amplitude: Tensor, direct: Tensor, length: int) -> Tensor:
     """`modal_taps` in real arithmetic, for graphs.
 
-    Formula: ``k_l = sum_i exp(-exp(rate_i) l) (u_i cos(angle_i l) - v_i sin(angle_i l))``, plus direct at l = 0, with
-    weights ``u + j v`` of the poles of `modal_poles`. Exponents and angles are float64.
+    Formula: ``k_l = sum_i exp(-decay_i l) (u_i cos(angle_i l) - v_i sin(angle_i l))``, plus direct at l = 0, with
+    weights ``u + j v``.
 
-    Shapes: rate and angle ``(channels, modes)``; amplitude ``(channels, modes, 2)``, u and v; direct ``(channels,)``;
-    result ``(channels, length)``.
+    Shapes: decay and angle ``(channels, modes)``, in float64; amplitude ``(channels, modes, 2)``, u and v; direct
+    ``(channels,)``; result ``(channels, length)``.
     """
-    decay, turn, (u, v) = rate.double().exp(), angle.double(), amplitude[..., None, :].unbind(-1)
+    u, v = amplitude[..., None, :].unbind(-1)
 
     def powers(lags: Tensor) -> tuple[Tensor, Tensor]:
         size = (-decay[..., None] * lags).exp()
-        angles, dtype = turn[..., None] * lags, amplitude.dtype
+        angles, dtype = angle[..., None] * lags, amplitude.dtype
         return (size * angles.cos()).to(dtype), (size * angles.sin()).to(dtype)
 
     coarse, fine = _digits(length, graph=True)
-    far, near = (torch.arange(n, device=rate.device, dtype=torch.float64) for n in (coarse, fine))
+    far, near = (torch.arange(n, device=decay.device, dtype=torch.float64) for n in (coarse, fine))
     (c, s), (x, y) = powers(far * fine), powers(near)
     return _from_digits(torch.cat([u * c - v * s, -u * s - v * c], 1), torch.cat([x, y], 1), length, direct)
 
@@ -313,44 +328,6 @@ def ema_taps(weight: Tensor, log_decay: Tensor, length: int, *, truncation: int 
     far, near = (torch.arange(n, device=weight.device, dtype=weight.dtype) for n in (coarse, fine))
     rows = weight[:, None] * (log_decay[:, None] * (far * fine)[:, None]).exp()
     return _from_digits(rows.mT, (log_decay[:, :, None] * near).exp(), length)
-
-
-def modal_prefill(
-    x: Tensor, modes: Modes, state: Tensor | None = None, blocks: Blocks | None = None
-) -> tuple[Tensor, Tensor]:
-    """The next tokens of a stream through a diagonal state space, in blocks.
-
-    Formula: ``z_t = p z_{t-1} + x_t``, ``y_t = Re sum_i w_i z_{t,i} + direct x_t``. In a block, ``y = T x + Re sum_i
-    w_i p_i**(j+1) z_i`` with T the Toeplitz matrix of `modal_taps` and z the state before the block, so that only one
-    state per 32 or 64 tokens is computed.
-
-    Shapes: x ``(batch, length >= 1, channels)``; state ``(batch, channels, 2 modes)``, real above imaginary parts, or
-    None at the beginning. Returns y like x and the new state. Arithmetic is float64 if x or weights are, otherwise
-    float32, also with poles in float64. Exactly causal from block to block. blocks: those of these modes and this
-    length, which may take longer than the tokens.
-
-    Preconditions: ValueError for an empty signal or another number of channels.
-
-    Source: S4D (Gu et al. 2022), for poles in discrete time.
-    """
-    if x.dim() != 3 or x.shape[1] == 0 or x.shape[2] != len(modes.poles):
-        raise ValueError(f"x must be (batch, length >= 1, channels={len(modes.poles)}), got {tuple(x.shape)}")
-    dtype = compute_dtype(x, modes.weights)
-    if blocks is None:
-        weights = modes.weights.to(dtype.to_complex())
-        blocks = Modes(modes.poles, weights, modes.direct.to(dtype)).blocks(modal_block(x.shape[1]))
-    size = blocks.near.shape[1]
-    state = blocks.inward.new_zeros(len(x), *blocks.inward.shape[:2]) if state is None else state.to(dtype)
-    run, parts = max(size, _SIGNAL_ELEMENTS // max(1, x.shape[0] * x.shape[2]) // size * size), []
-    for part in x.split(run, 1):
-        y, state = blocks.scan(part, state)
-        parts.append(y.to(x.dtype))
-    return (torch.cat(parts, 1) if len(parts) > 1 else parts[0]), state
-
-
-def modal_block(length: int) -> int:
-    """Tokens of a block of a signal of this length."""
-    return min(length, _LONG_BLOCK if length >= _LONG_SIGNAL_TOKENS else _BLOCK_TOKENS)
 
 
 def ema_scan(
@@ -429,15 +406,7 @@ def _like_blocks(weight: Tensor, log_decay: Tensor, size: int) -> tuple[Tensor, 
     return tuple(map(weight.new_empty, ((channels, size, size), states, states, (channels, dimension, size + 1))))
 
 
-_blocks_operator = graph_operator(
-    "ema_block_tables",
-    lambda *inputs: tuple(table.contiguous() for table in _average_blocks(*inputs)),
-    None,
-    _like_blocks,
-    tensors="weight log_decay",
-    numbers="SymInt size",
-    results="near inward outward powers",
-)
+_blocks_operator = graph_operator("ema_block_tables", _average_blocks, None, _like_blocks, results=4)
 
 
 def ema_parameters(delta: Tensor, alpha: Tensor, beta: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:

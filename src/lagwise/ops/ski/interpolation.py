@@ -169,7 +169,7 @@ def row_matrix(first: Tensor, lengths: Tensor, nodes: Tensor, length: int, rank:
 
 
 def _row_weights(first: Tensor, lengths: Tensor, nodes: Tensor, length: int, degree: int) -> tuple[Tensor, Tensor]:
-    """`interpolation_weights` of every row, ``(batch, length)`` and ``(batch, length, degree + 1)``: zero outside."""
+    """`_weights_at` the tokens of every row, ``(batch, length)`` and ``(batch, length, degree + 1)``: zero outside."""
     token = torch.arange(length, dtype=torch.float64, device=first.device) - first[:, None]
     inside = (token >= 0) & (token < lengths[:, None])
     position = token.clamp(min=0).minimum(lengths[:, None] - 1) / row_spacing(lengths, nodes)[:, None]
@@ -187,22 +187,18 @@ def row_spacing(lengths: Tensor, nodes: Tensor) -> Tensor:
 
 def interpolation_matrix(grid: NodeGrid) -> Tensor:
     """W as a dense ``(length, nodes)`` float64 matrix: the reference (SKI-TNN §3.2.1)."""
-    first, weights = interpolation_weights(grid)
+    position = (torch.arange(grid.length, dtype=torch.float64) - grid.start) / grid.spacing
+    first, weights = _weights_at(position, grid.nodes, grid.degree)
     columns = first[:, None] + torch.arange(grid.degree + 1)
     return weights.new_zeros(grid.length, grid.nodes).scatter_(1, columns, weights)
 
 
-def interpolation_weights(grid: NodeGrid) -> tuple[Tensor, Tensor]:
-    """First node of every token ``(length,)``, and the weights of its degree + 1 nodes ``(length, degree + 1)``.
+def _weights_at(position: Tensor, nodes: Tensor | int, degree: int) -> tuple[Tensor, Tensor]:
+    """The first node of tokens at positions of any shape, in spacings from the first of all, and the weights of its
+    degree + 1 nodes, ``(..., degree + 1)``.
 
     Formula: with u the position in spacings after the first node, ``w_a = prod_{b != a} (u - b) / (a - b)``.
     """
-    position = (torch.arange(grid.length, dtype=torch.float64) - grid.start) / grid.spacing
-    return _weights_at(position, grid.nodes, grid.degree)
-
-
-def _weights_at(position: Tensor, nodes: Tensor | int, degree: int) -> tuple[Tensor, Tensor]:
-    """`interpolation_weights` at positions of any shape, in spacings from the first node."""
     left = torch.floor(position + (0.5 if degree % 2 == 0 else 0.0)) - degree // 2
     last = nodes - 1 - degree
     first = left.clamp(min=0).minimum(last.clamp(min=0)) if isinstance(last, Tensor) else left.clamp(0, last)

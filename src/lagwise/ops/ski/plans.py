@@ -7,27 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.ski.products import SKIPlan, causal_ski_product, split_kernel
-from lagwise.ops.toeplitz.convolution import convolution
 
 # The channels and lags on which a plan is chosen.
 _SAMPLED_CHANNELS = 16
 SAMPLED_LAGS = 1024
-
-
-def ski_toeplitz_product(x: Tensor, taps: Tensor, tolerance: float) -> Tensor:
-    """`toeplitz_product` for checked causal taps by the cheapest plan within the tolerance (`plan_from_tolerance`)."""
-    ends = taps.shape[1] < x.shape[1]
-    plan, _ = plan_from_tolerance(taps, tolerance, ends=ends)
-    if min(x.shape[1], taps.shape[1]) <= plan.width:
-        return convolution(x, taps, 0, "direct")
-    nodes = max(plan.short_nodes, plan.grid(x.shape[1]).nodes)
-    coarse = taps[:, :: plan.spacing][:, :nodes]
-    if ends:
-        coarse = F.pad(coarse, (0, nodes - coarse.shape[1]))  # the kernel ends there
-    else:  # the kernel continues, but only nodes after the last token meet the rest
-        beyond = torch.arange(1, nodes - coarse.shape[1] + 1, device=taps.device)
-        coarse = torch.cat([coarse, coarse[:, -1:] + (coarse[:, -1:] - coarse[:, -2:-1]) * beyond], dim=1)
-    return causal_ski_product(x, *split_kernel(taps[:, : plan.width], coarse, plan), plan)
 
 
 def plan_from_tolerance(taps: Tensor, tolerance: float, *, ends: bool = False) -> tuple[SKIPlan, float]:

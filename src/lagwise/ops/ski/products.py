@@ -28,7 +28,6 @@ from lagwise.ops.ski.interpolation import (
     block_weights,
     inducing_grid,
     interpolation_matrix,
-    interpolation_weights,
     prolong,
     restrict,
     row_matrix,
@@ -343,7 +342,7 @@ def _smoothed(z: Tensor, coarse: Tensor, coarse_origin: int) -> Tensor:
 def _symbolic_ski(x: Tensor, short: Tensor, coarse: Tensor, plan: SKIPlan) -> Tensor:
     """`causal_ski_product` at a symbolic length, by cells of one spacing, over which the weights repeat."""
     length, dtype = x.shape[1], compute_dtype(x, short)
-    weights = interpolation_weights(plan.grid(plan.spacing))[1].to(x.device, dtype)
+    weights = interpolation_matrix(plan.grid(plan.spacing)).to(x.device, dtype)
     cells = chunk_count(length, plan.spacing)
     signal = F.pad(x.to(dtype), (0, 0, 0, cells * plan.spacing - length)).unflatten(1, (cells, plan.spacing))
     shares = (weights.t() @ signal).unbind(2)

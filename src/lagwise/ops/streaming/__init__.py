@@ -9,6 +9,5 @@ from lagwise.ops.streaming.online import (
     due_state,
     due_step,
     online_block,
-    online_follow,
     online_prefill,
 )

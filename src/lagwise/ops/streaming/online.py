@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from lagwise.ops.product import toeplitz_product
-from lagwise.ops.ring import ring_lags, ring_of, ring_write
 from lagwise.ops.streaming.blocks import (
     GROWTH,
     ONLINE_BLOCK,
@@ -18,7 +17,7 @@ from lagwise.ops.streaming.blocks import (
     Contribution,
     OnlineTaps,
 )
-from lagwise.ops.window import Window
+from lagwise.ops.window import Window, ring_lags, ring_of, ring_write
 
 _LONG_CHUNK = 256  # tokens from which on a chunk is mixed by one product, up to the end of its large block
 
@@ -206,17 +205,6 @@ def _next(x: Tensor, state: OnlineState) -> tuple[Tensor, OnlineState]:
     return y, _advance(OnlineState(taps, window, seen + length, behind, far, tiles, due), length)
 
 
-def online_follow(x: Tensor, state: OnlineState) -> OnlineState:
-    """The state after tokens ``(batch, length, channels)`` whose outputs are computed elsewhere, from ``taps.near`` and
-    ``due`` of the state, which `online_block` makes current. ValueError if the tokens pass the end of the current
-    block."""
-    position, length = state.seen % ONLINE_BLOCK, x.shape[1]
-    if position + length > ONLINE_BLOCK:
-        raise ValueError(f"at most {ONLINE_BLOCK - position} tokens are left of the block, got {length}")
-    state = online_block(state)
-    return _advance(state._replace(window=state.window.append(x), seen=state.seen + length), length)
-
-
 def _advance(state: OnlineState, length: int) -> OnlineState:
     """The state after its last ``length`` tokens, with a share of what later blocks need."""
     position = (state.seen - length) % ONLINE_BLOCK
@@ -336,5 +324,6 @@ class OnlineFollower:
         """The state after the last token."""
         if self.waiting == 0:
             return self.state
-        first = self.state.seen % ONLINE_BLOCK
-        return online_follow(self.fixed.recent[:, first : first + self.waiting], self.state)
+        first, state = self.state.seen % ONLINE_BLOCK, online_block(self.state)
+        window = state.window.append(self.fixed.recent[:, first : first + self.waiting])
+        return _advance(state._replace(window=window, seen=state.seen + self.waiting), self.waiting)

@@ -1,7 +1,7 @@
 """Convolutions by exact engines, lag by lag or by FFT, their gates, and stacks of dilated ones."""
 
 from lagwise.ops.toeplitz.block import block_lag_products, toeplitz_matrix
-from lagwise.ops.toeplitz.convolution import convolution, spectral_product
+from lagwise.ops.toeplitz.convolution import convolution, reachable_taps, spectral_product, truncation_length
 from lagwise.ops.toeplitz.dilated import (
     centre_tap,
     circular_convolution,

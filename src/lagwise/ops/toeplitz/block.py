@@ -44,11 +44,7 @@ def toeplitz_matrix(taps: Tensor, length: int, *, causal: bool = True) -> Tensor
              [0.5000, 1.0000, 0.0000],
              [0.0000, 0.5000, 1.0000]]])
     """
-    origin = 0 if causal else centre(taps)
-    lag = torch.arange(length, device=taps.device)[:, None] - torch.arange(length, device=taps.device)[None, :]
-    index = lag + origin
-    inside = (index >= 0) & (index < taps.shape[1])
-    return taps[:, index.clamp(0, taps.shape[1] - 1)] * inside
+    return toeplitz_blocks(taps, 0 if causal else centre(taps), length, 0, 0)[0]
 
 
 def centre(taps: Tensor) -> int:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from lagwise.ops.packing import row_extents
 from lagwise.ops.precision import compute_dtype
-from lagwise.ops.ring import ring_read
 from lagwise.ops.symbolic import symbolic
 from lagwise.ops.toeplitz.convolution import convolution
 from lagwise.ops.window import Window, extended, ordered, spaced
@@ -92,12 +91,11 @@ def dilated_prefill(
     A single token costs O(K): the past is read at K positions and not copied (TCNCA app. B leaves this open). Fewer
     tokens than the window holds, and those after a ring, cost O(K) each.
     """
-    n, window = x.shape[1], extended(past, x, seen)
+    n = x.shape[1]
     if not symbolic(n) and n == 1:
-        if isinstance(window, Window):
-            return _met(window.spaced(dilation, taps.shape[1]), taps.flip(1).t())[:, None].to(x.dtype), window
-        lags = torch.arange(taps.shape[1], device=x.device) * dilation
-        return _met(ring_read(window, seen, lags), taps.t())[:, None].to(x.dtype), window
+        y, window = dilated_step(x[:, 0], taps.flip(1).t(), dilation, past, seen)
+        return y[:, None], window
+    window = extended(past, x, seen)
     dtype, tokens = compute_dtype(x, taps), ordered(past, seen)
     signal, size = torch.cat([tokens.to(dtype), x.to(dtype)], dim=1), tokens.shape[1]
     if isinstance(past, Window) and (n >= size or torch.is_grad_enabled()):
@@ -115,13 +113,9 @@ def dilated_step(
 ) -> tuple[Tensor, Window | Tensor]:
     """`dilated_prefill` of one token ``(batch, channels)``, with taps ``(K, channels)``, lag 0 last."""
     window = extended(past, x[:, None], seen)
-    return _met(spaced(window, dilation, taps.shape[0], seen), taps).to(x.dtype), window
-
-
-def _met(tokens: Tensor, taps: Tensor) -> Tensor:
-    """The sum of tokens times taps, ``(K, channels)``, of which the first meet none if there are fewer tokens."""
-    first = taps.shape[0] - tokens.shape[1]
-    return (tokens * (taps[first:] if first else taps)).sum(1)
+    tokens = spaced(window, dilation, taps.shape[0], seen)
+    first = taps.shape[0] - tokens.shape[1]  # taps that meet no token yet
+    return (tokens * (taps[first:] if first else taps)).sum(1).to(x.dtype), window
 
 
 def receptive_field(kernel_size: int, dilation: int, depth: int, convolutions: int = 1) -> int:

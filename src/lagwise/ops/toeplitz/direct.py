@@ -17,21 +17,6 @@ from lagwise.ops.toeplitz.block import block_lag_products
 
 # Number of passes over the signal that a gradient by blocks is worth, and the limit for few rows (docs/log.md).
 _PASSES, _PASSES_OF_FEW_ROWS, _FEW_ROWS = 6, 12, 64
-# Largest numbers of lags for which this engine is faster, forward and backward, on the CPU in float32, with and without
-# the loops of `native`, for at least as many channels as fill a vector (docs/log.md, "few lags").
-_FEW_LAGS, _FEW_LAGS_WITHOUT_NATIVE, _VECTOR_CHANNELS = 128, 64, 16
-_FEW_LAGS_ON_GPU = 24  # docs/concepts.md, "Engines on a GPU"
-
-
-def few_lags(x: Tensor, taps: Tensor) -> bool:
-    """Whether direct products are fastest for this signal and these taps ``(channels, n_taps)``."""
-    count = taps.shape[1]
-    if fused(x, taps):
-        return count <= _FEW_LAGS_ON_GPU
-    if x.device.type != "cpu" or compute_dtype(x, taps) != torch.float32 or x.shape[2] < _VECTOR_CHANNELS:
-        return False
-    # In this order, so that the C loops are compiled only for a number between the two.
-    return count <= _FEW_LAGS_WITHOUT_NATIVE or (count <= _FEW_LAGS and native.available())
 
 
 def direct_values(x: Tensor, taps: Tensor, origin: int, dilation: int) -> Tensor:

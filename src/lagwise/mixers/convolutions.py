@@ -1,4 +1,5 @@
-"""The temporal convolutional network that replaces MEGA's moving average in TCNCA."""
+"""Short convolutions: the temporal convolutional network that replaces MEGA's moving average in TCNCA, and the gated
+one of LFM2."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from lagwise.mixers.base import Mixer
 from lagwise.mixers.derived import BackwardTaps, Derived
 from lagwise.ops import Layout, dilated_convolution
 from lagwise.ops.activations import ACTIVATIONS, identity
-from lagwise.ops.fused import fused
-from lagwise.ops.fused.convolution import residual_convolutions
+from lagwise.ops.fused.convolution import gated_convolution, residual_convolutions
+from lagwise.ops.streaming import WindowState
 from lagwise.ops.toeplitz import (
     centre_tap,
     circular_convolution,
@@ -23,8 +24,9 @@ from lagwise.ops.toeplitz import (
     receptive_field,
     tap_reach,
 )
+from lagwise.ops.tokens import linears
 from lagwise.ops.window import Window
-from lagwise.tables import known
+from lagwise.tables import check_integer, known
 
 _EPSILON = 1e-6
 
@@ -106,19 +108,26 @@ class TCNMixer(Derived, Mixer):
     def mix(self, x: Tensor, state: TCNState | None, layout: Layout) -> tuple[Tensor, Any]:
         if state is None:
             return layout.near(self._mix_whole, x, *tap_reach(self.receptive_field, causal=self.causal)), None
+        new = x.shape[1] if layout.mask is None else layout.mask.sum(1)
+        return self._stream(x, state, layout.mask, new, dilated_prefill, self.taps)
+
+    def mix_token(self, x: Tensor, state: TCNState) -> tuple[Tensor, TCNState]:
+        return self._stream(x, state, None, 1, dilated_step, self.derived().taps)
+
+    def _stream(
+        self, x: Tensor, state: TCNState, mask: Tensor | None, new: Tensor | int, stream: Any, taps: Tensor
+    ) -> tuple[Tensor, TCNState]:
         rings = list(state.rings)
 
         def convolve(index: int, h: Tensor) -> Tensor:
-            y, rings[index] = dilated_prefill(h, self.taps[index], self.dilations[index], rings[index], state.seen)
+            y, rings[index] = stream(h, taps[index], self.dilations[index], rings[index], state.seen)
             return y
 
-        y = self.blocks(x, layout.mask, convolve)
-        seen = state.seen + (x.shape[1] if layout.mask is None else layout.mask.sum(1))
-        return y, TCNState(tuple(rings), seen)
+        return self.blocks(x, mask, convolve), TCNState(tuple(rings), state.seen + new)
 
     def _mix_whole(self, x: Tensor, layout: Layout) -> Tensor:
         simple = self.convolutions == 1 and self.norm == "none" and self.activation in (F.silu, identity)
-        if simple and not self.circular and layout.mask is None and fused(x, self.taps):
+        if simple and not self.circular and layout.mask is None:
             origin, activate = centre_tap(self.taps.shape[2], self.causal), self.activation is F.silu
             return residual_convolutions(x, self.taps, origin, tuple(self.dilations), self.residual, activate)
 
@@ -139,15 +148,6 @@ class TCNMixer(Derived, Mixer):
         rings = (Window.empty(batch_size, self.channels, support, like=taps) for support in supports)
         return TCNState(tuple(rings), taps.new_zeros(batch_size, dtype=torch.long))
 
-    def mix_token(self, x: Tensor, state: TCNState) -> tuple[Tensor, TCNState]:
-        rings, taps = list(state.rings), self.derived().taps
-
-        def convolve(index: int, h: Tensor) -> Tensor:
-            y, rings[index] = dilated_step(h, taps[index], self.dilations[index], rings[index], state.seen)
-            return y
-
-        return self.blocks(x, None, convolve), TCNState(tuple(rings), state.seen + 1)
-
     def blocks(self, x: Tensor, mask: Tensor | None, convolve: Callable[[int, Tensor], Tensor]) -> Tensor:
         """The stack, given a function that convolves. Padding is set to zero before every convolution, whose output
         fills it."""
@@ -161,3 +161,65 @@ class TCNMixer(Derived, Mixer):
                 h = self.activation(convolve(index, h if real is None else h * real))
             x = x + h if self.residual else h
         return x
+
+
+class ShortConvMixer(Derived, Mixer):
+    """A convolution of a few tokens between two gates: ``W_o (c * (w * (b * v)))`` with ``b, c, v = W_i x``, where w is
+    a depthwise convolution and the other products are elementwise.
+
+    Options:
+        kernel_size: taps of the convolution, for lags 0 to kernel_size - 1; in a two-sided mixer centred ones, an odd
+            number (the published one is causal).
+
+    There is no bias, as published. ValueError for an even centred size.
+
+    Streams in constant memory, the last kernel_size tokens.
+
+    Source: LFM2 (Liquid AI 2025), its gated short convolution block.
+    """
+
+    takes_shards = True
+    derives_from_parts = False
+
+    def __init__(self, channels: int, *, causal: bool = True, kernel_size: int = 3):
+        super().__init__(channels, causal)
+        self._origin = centre_tap(check_integer("kernel_size", kernel_size), causal)
+        self.input = nn.Linear(channels, 3 * channels, bias=False)
+        self.taps = nn.Parameter(torch.empty(channels, kernel_size))
+        self.out = nn.Linear(channels, channels, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw uniformly within the inverse root of the number of taps, as PyTorch's convolutions."""
+        bound = self.taps.shape[1] ** -0.5
+        nn.init.uniform_(self.taps, -bound, bound)
+
+    def mix(self, x: Tensor, state: WindowState | None, layout: Layout) -> tuple[Tensor, Any]:
+        whole = layout.mask is None and layout.seq_idx is None and layout.shard is None
+        if state is None and whole:
+            y = gated_convolution(linears(x, self.input)[0], self.taps, self._origin)
+            return linears(y, self.out)[0], None
+        before, after, value = self.input(x).chunk(3, 2)
+        if state is None:
+            reach = tap_reach(self.taps.shape[1], causal=self.causal)
+            return self.out(after * layout.near(self._convolved, before * value, *reach)), None
+        y, window = dilated_prefill(before * value, self.taps, 1, *state)
+        seen = state.seen + (x.shape[1] if layout.mask is None else layout.mask.sum(1))
+        return self.out(after * y), WindowState(window, seen)
+
+    def _convolved(self, x: Tensor, layout: Layout) -> Tensor:
+        return dilated_convolution(x, self.taps, 1, causal=self.causal)
+
+    def derive(self, form: str = "eager") -> BackwardTaps:
+        return BackwardTaps(self.taps.flip(1).t().contiguous())
+
+    def init_state(self, batch_size: int) -> WindowState:
+        self.require_causal()
+        taps = self.derived(checked=True).taps
+        window = Window.empty(batch_size, self.channels, len(taps), like=taps)
+        return WindowState(window, taps.new_zeros(batch_size, dtype=torch.long))
+
+    def mix_token(self, x: Tensor, state: WindowState) -> tuple[Tensor, WindowState]:
+        before, after, value = self.input(x).chunk(3, 1)
+        y, window = dilated_step(before * value, self.derived().taps, 1, *state)
+        return self.out(after * y), WindowState(window, state.seen + 1)

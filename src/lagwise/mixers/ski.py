@@ -1,30 +1,47 @@
-"""Causal SKI as an engine of the Toeplitz mixer: any lag kernel, approximately, in linear time."""
+"""SKI as an engine of the Toeplitz mixer: lag kernels by inducing points, approximately, in linear time."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.kernels import LagKernel
-from lagwise.kernels.cached import cached
-from lagwise.mixers.two_sided_ski import check_extent
-from lagwise.ops import Layout, SKIPlan, causal_ski_product, toeplitz_product
+from lagwise.kernels.base import cached
+from lagwise.ops import Layout, SKIPlan, causal_ski_product, ski_product, toeplitz_product
 from lagwise.ops.constants import cached_tables, table_device
 from lagwise.ops.host import added, known_counts
 from lagwise.ops.operation import traced
 from lagwise.ops.packing import move_rows, row_extents
-from lagwise.ops.ring import ring_of, ring_product, ring_tokens, ring_write
-from lagwise.ops.ski import SAMPLED_LAGS, best_plan, prolong, restrict, ski_error, split_kernel
+from lagwise.ops.ski import (
+    SAMPLED_LAGS,
+    best_plan,
+    interpolation_matrix,
+    prolong,
+    ragged_ski_product,
+    restrict,
+    row_spacing,
+    ski_error,
+    split_kernel,
+)
 from lagwise.ops.symbolic import symbolic
 from lagwise.ops.toeplitz import convolution
-from lagwise.ops.window import Window, extended, ordered, spaced
+from lagwise.ops.window import Window, extended, ordered, ring_of, ring_product, ring_tokens, ring_write, spaced
+from lagwise.tables import check_integer
 
 _FIRST_NODES = 64
+_MAX_DEGREE = 7  # above, extrapolation at the ends of a text makes errors larger
+
+Length = TypeVar("Length", int, Tensor)
+
+
+def _check_extent(kernel: LagKernel, x: Tensor, layout: Layout) -> None:
+    """ValueError for a row that is longer than the kernel supports."""
+    if kernel.max_length is not None and not symbolic(x.shape[1]) and x.shape[1] > kernel.max_length:
+        kernel.check_length(x.shape[1] if layout.mask is None else layout.extents[2])
 
 
 class SKIState(NamedTuple):
@@ -48,33 +65,6 @@ class SKIState(NamedTuple):
     seen: Tensor
     plan: SKIPlan
     most: int | None
-
-    def map_batch(self, change: Callable[[Tensor], Tensor]) -> SKIState:
-        seen = change(self.seen)
-        longest = int(seen.max()) if len(seen) and not traced() else 0
-        tail = self.tail.map_batch(change) if isinstance(self.tail, Window) else change(self.tail)
-        if isinstance(tail, Window) and 0 < longest < tail.size:
-            tail = tail.last(longest)
-        nodes = change(self.nodes)
-        if longest:  # a row that needed more may have left
-            nodes = nodes[:, : _capacity(longest // self.plan.spacing, self.most)]
-        return SKIState(tail, nodes, change(self.cell), change(self.far), seen, self.plan, self.most)
-
-    @staticmethod
-    def join(states: Sequence[SKIState]) -> SKIState:
-        first, capacity = states[0], max(state.nodes.shape[1] for state in states)
-        if any(state.plan != first.plan for state in states):
-            raise ValueError(f"states to join must have the same plan, got {[tuple(state.plan) for state in states]}")
-        tails = [state.tail for state in states if isinstance(state.tail, Window)]
-        return SKIState(
-            Window.join(tails),
-            torch.cat([_grown(state.nodes, capacity) for state in states]),
-            torch.cat([state.cell for state in states]),
-            torch.cat([state.far for state in states]),
-            torch.cat([state.seen for state in states]),
-            first.plan,
-            first.most,
-        )
 
 
 class SKITaps(NamedTuple):
@@ -112,11 +102,8 @@ class CausalSKI:
         degree: int | None = None,
         tolerance: float | None = None,
     ):
-        options = {
-            name: value
-            for name, value in zip(SKIPlan._fields, (spacing, width, degree), strict=True)
-            if value is not None
-        }
+        given = zip(SKIPlan._fields, (spacing, width, degree), strict=True)
+        options = {name: value for name, value in given if value is not None}
         if tolerance is not None and options:
             name, value = next(iter(options.items()))
             raise ValueError(f"{name} has no effect on SKI beside a tolerance, got {value}")
@@ -125,28 +112,23 @@ class CausalSKI:
         self.tolerance = tolerance
         self.fixed_plan = SKIPlan(**options).check()
 
-    def grows(self, kernel: LagKernel) -> bool:
-        """Whether the state grows with the text."""
-        return kernel.support is None
-
     def mix(self, mixer: Any, x: Tensor, state: SKIState | None, layout: Layout) -> tuple[Tensor, Any]:
         """`Mixer.mix`, without times and shards."""
+        kernel = mixer.kernel
         if state is not None:
-            return self._prefill(mixer.kernel, x, state, layout.mask, mixer.derived())
-        return self._mix_rows(mixer.kernel, x, layout), None
-
-    def _mix_rows(self, kernel: LagKernel, x: Tensor, layout: Layout) -> Tensor:
-        check_extent(kernel, x, layout)
-        graph = torch.compiler.is_compiling()  # no data-dependent branch in a graph
+            return self._prefill(kernel, x, state, layout.mask, mixer.derived())
+        _check_extent(kernel, x, layout)
+        graph, plan = torch.compiler.is_compiling(), self.plan(kernel)  # no data-dependent branch in a graph
         if layout.mask is None or (not graph and not layout.padded_before):
-            return self._mix(kernel, x)
+            return causal_ski_product(x, *self.split(kernel, plan, plan.grid(x.shape[1]).nodes), plan), None
         # Nodes count from a row's first token, so rows are moved to the start, and back.
         if graph:
             first, longest = row_extents(layout.mask)[0], x.shape[1]
         else:
             first, _, longest = layout.extents
-        moved = self._mix(kernel, move_rows(x, -first, longest))
-        return move_rows(moved, first, x.shape[1])
+        moved = move_rows(x, -first, longest)
+        y = causal_ski_product(moved, *self.split(kernel, plan, plan.grid(longest).nodes), plan)
+        return move_rows(y, first, x.shape[1]), None
 
     def plan(self, kernel: LagKernel) -> SKIPlan:
         """The plan for a causal kernel with its current parameters."""
@@ -181,9 +163,7 @@ class CausalSKI:
         plan = self.plan(kernel)
         limit = self.most_nodes(kernel, plan)
         short, coarse = self.split(kernel, plan, limit if form != "eager" and limit else _FIRST_NODES)
-        count = plan.degree + 1
-        corners = torch.eye(count, dtype=short.dtype, device=short.device)[None]
-        within = prolong(corners, plan.grid(plan.spacing))[0]
+        within = interpolation_matrix(plan.grid(plan.spacing)).to(short)
         return SKITaps(short.t().flip(0).contiguous(), coarse.t().contiguous(), within)
 
     def init_state(self, mixer: Any, batch_size: int) -> SKIState:
@@ -242,49 +222,51 @@ class CausalSKI:
     def _prefill(
         self, kernel: LagKernel, x: Tensor, state: SKIState, mask: Tensor | None, taps: SKITaps
     ) -> tuple[Tensor, SKIState]:
-        plan, length = state.plan, x.shape[1]
         if traced():
             return self._token_by_token(kernel, x, state, taps)
-        if kernel.max_length is not None:
-            kernel.check_length(int(state.seen.max()) + length)
-        new = x.to(taps.short.dtype)
-        past = ordered(state.tail, state.seen)
-        past = past[:, max(0, past.shape[1] - plan.width + 1) :].to(new.dtype)
-        near = convolution(torch.cat([past, new], 1), taps.short.t().flip(1), 0, "direct")[:, past.shape[1] :]
-        tail = extended(state.tail, new, state.seen)
-        phase = state.seen % plan.spacing
-        # Rows are shifted so that each starts where its current cell does: padding before a row's first token drops
+        plan, length, count = state.plan, x.shape[1], state.plan.degree + 1
+        # Nodes count from each row's first token as the whole kernel does: padding before a row's first token drops
         # out, and a row in the middle of a cell is shifted into it. The grid ends where the last row does.
         skipped = torch.zeros_like(state.seen)
         if mask is not None:
             skipped = torch.where(state.seen == 0, mask.int().cumsum(1).eq(0).sum(1), 0)
-        shift = phase - skipped
-        ends = phase + length - skipped
-        furthest = int(ends.max())
-        grid = plan.grid(max(1, furthest))
-        count, index = plan.degree + 1, state.seen // plan.spacing
-        cell = F.pad(restrict(move_rows(new, shift, grid.length), grid), (0, 0, 0, 1))
+        phase, done = state.seen % plan.spacing, state.seen // plan.spacing  # done: nodes before the current cell
+        ends, seen = phase + length - skipped, state.seen + length - skipped
+        counts, furthest = state.seen.tolist(), int(ends.max())
+        if kernel.max_length is not None:
+            kernel.check_length(max(counts) + length)
+        in_step = mask is None and min(counts) == max(counts)
+
+        def moved(rows: Tensor, shift: Tensor, size: int) -> Tensor:
+            if not in_step:
+                return move_rows(rows, shift, size)
+            first = int(shift[0])
+            return F.pad(rows, (0, 0, first, size - rows.shape[1] - first))
+
+        new = x.to(taps.short.dtype)
+        past = ordered(state.tail, state.seen)
+        past = past[:, max(0, past.shape[1] - plan.width + 1) :].to(new.dtype)
+        near = convolution(torch.cat([past, new], 1), taps.short.t().flip(1), 0, "direct")[:, past.shape[1] :]
+        after = state._replace(tail=extended(state.tail, new, state.seen), seen=seen)
+        cells, most, grid = ends // plan.spacing, furthest // plan.spacing, plan.grid(max(1, furthest))
+        cell = F.pad(restrict(moved(new, phase - skipped, grid.length), grid), (0, 0, 0, most + count - grid.nodes))
         cell = cell + F.pad(state.cell, (0, 0, 0, cell.shape[1] - count))
-        seen = state.seen + length - skipped
-        cells, most = ends // plan.spacing, furthest // plan.spacing
         if most == 0:  # the nodes before are not needed
-            y = near + move_rows(prolong(state.far, grid), -shift, length)
-            return y.to(x.dtype), state._replace(tail=tail, cell=cell[:, :count], seen=seen)
-        before = min(int(index.max()), state.nodes.shape[1])
-        nodes = ring_tokens(state.nodes, index)[:, state.nodes.shape[1] - before :]
-        nodes, far = torch.cat([nodes, cell], dim=1), state.far
+            y = near + moved(prolong(state.far, grid), skipped - phase, length)
+            return y.to(x.dtype), after._replace(cell=cell)
+        before = min(max(counts) // plan.spacing, state.nodes.shape[1])
+        nodes = torch.cat([ring_tokens(state.nodes, done)[:, state.nodes.shape[1] - before :], cell], dim=1)
         coarse = self._enough_coarse(kernel, plan, taps.coarse, nodes.shape[1])
-        if grid.nodes > count:
-            far = toeplitz_product(nodes, coarse.t()[:, : nodes.shape[1]])[:, before : before + grid.nodes]
-        y = near + move_rows(prolong(far, grid), -shift, length)
+        far = toeplitz_product(nodes, coarse.t()[:, : nodes.shape[1]])[:, before:]
+        y = near + moved(prolong(far[:, : grid.nodes], grid), skipped - phase, length)
         # Each row's new cell goes to the end. Rows out of step change cells at other times.
-        nodes = move_rows(nodes, most - cells, before + count + most)
-        rows = cells.nonzero()[:, 0]
-        far = state.far.index_copy(0, rows, self._far(nodes[rows], coarse.flip(0), count))
         capacity = _capacity(int(seen.max()) // plan.spacing, state.most)
-        kept = nodes[:, max(0, nodes.shape[1] - count - capacity) : -count]
-        ring = ring_of(kept, capacity, seen // plan.spacing)
-        return y.to(x.dtype), SKIState(tail, ring, nodes[:, -count:].clone(), far, seen, plan, state.most)
+        nodes, far = (moved(t, most - cells, t.shape[1])[:, -count - capacity :] for t in (nodes, far))
+        return y.to(x.dtype), after._replace(
+            nodes=ring_of(nodes[:, :-count], capacity, seen // plan.spacing),
+            cell=nodes[:, -count:].clone(),
+            far=far[:, -count:].clone(),
+        )
 
     def _token_by_token(self, kernel: LagKernel, x: Tensor, state: SKIState, taps: SKITaps) -> tuple[Tensor, SKIState]:
         outputs = []
@@ -292,10 +274,6 @@ class CausalSKI:
             y, state = self._step(kernel, token, state, taps)
             outputs.append(y)
         return torch.stack(outputs, 1), state
-
-    def _mix(self, kernel: LagKernel, x: Tensor) -> Tensor:
-        plan = self.plan(kernel)
-        return causal_ski_product(x, *self.split(kernel, plan, plan.grid(x.shape[1]).nodes), plan)
 
     def split(self, kernel: LagKernel, plan: SKIPlan, nodes: int) -> tuple[Tensor, Tensor]:
         """Short and coarse taps, for at least this many nodes or as many as the kernel reaches."""
@@ -325,16 +303,6 @@ class CausalSKI:
         make = lambda: (self.split(kernel, plan, count)[1].t().contiguous(), coarse)  # noqa: E731
         return cached(kernel, "coarse", (plan, count, id(coarse)), make, by_value=False)[0]
 
-    @staticmethod
-    def _far(nodes: Tensor, coarse: Tensor, count: int) -> Tensor:
-        """The coarse product at the last ``count`` nodes: ``(batch, count, channels)``."""
-        total = nodes.shape[1]
-        rows = []
-        for end in range(total - count + 1, total + 1):
-            reach = min(end, len(coarse))
-            rows.append((nodes[:, end - reach : end] * coarse[len(coarse) - reach :]).sum(1))
-        return torch.stack(rows, dim=1)
-
 
 def _split_lags(plan: SKIPlan, nodes: int) -> tuple[Tensor]:
     """The lags of the short taps, and of so many coarse ones."""
@@ -359,3 +327,89 @@ def _lags(coarse: Tensor, first: int, count: int) -> Tensor:
     """Coarse taps ``(count, channels)`` from lag ``first`` on, zero after the last."""
     taps = coarse[first : first + count]
     return F.pad(taps, (0, 0, 0, count - len(taps)))
+
+
+class TwoSidedSKI:
+    """Engine of `ToeplitzMixer` for a two-sided kernel with ``engine="ski"``: the kernel's free taps as a depthwise
+    convolution, its smooth part by SKI of a rank (SKI-TNN alg. 1).
+
+    Options:
+        rank: inducing points (SKI-TNN §5.2: 64).
+        spacing: most tokens between inducing points; longer texts have more than ``rank`` of them. None, as published,
+            keeps their number and moves them apart, so that a model fails on texts much longer than in training.
+        degree: of the interpolation (1, linear), at most 7.
+
+    ValueError for options that are out of range, and for a kernel without values between tokens.
+    """
+
+    def __init__(self, kernel: LagKernel, *, rank: int = 64, spacing: int | None = None, degree: int = 1):
+        self.rank, self.degree = check_integer("rank", rank, 2), check_integer("degree", degree, 0)
+        if degree > _MAX_DEGREE:
+            raise ValueError(f"degree must be at most {_MAX_DEGREE}, got {degree}: polynomials explode at the ends")
+        self.spacing = None if spacing is None else check_integer("spacing", spacing, 1)
+        if not kernel.continuous:
+            kernel.smooth_at(torch.zeros(0))  # raises an explanatory error
+
+    def mix(self, mixer: Any, x: Tensor, state: None, layout: Layout) -> tuple[Tensor, None]:
+        """`Mixer.mix`, without times and shards."""
+        _check_extent(mixer.kernel, x, layout)
+        graph = torch.compiler.is_compiling()  # no data-dependent branch in a graph
+        padded = layout.mask is not None and (graph or layout.padded_before or layout.padded_after)
+        if symbolic(x.shape[1]) or padded:
+            return self._mix_rows(mixer.kernel, x, layout), None
+        return self._mix_whole(mixer.kernel, x), None
+
+    def _mix_whole(self, kernel: LagKernel, x: Tensor) -> Tensor:
+        """Mix rows that are all real (SKI-TNN alg. 1)."""
+        rank = min(self._nodes(x.shape[1]), x.shape[1])
+        spacing = (x.shape[1] - 1) / max(1, rank - 1)
+        dtype = torch.promote_types(x.dtype, torch.float32)  # not every device has float64
+        lags = torch.arange(1 - rank, rank, dtype=dtype, device=x.device) * spacing
+        return ski_product(x, kernel.smooth_at(lags), degree=self.degree, local=kernel.local_taps())
+
+    def _mix_rows(self, kernel: LagKernel, x: Tensor, layout: Layout) -> Tensor:
+        """Apply SKI-TNN alg. 1 to every row separately, from its first token to its last. Where a graph leaves the
+        length open, one with fewer tokens than nodes has nodes beyond its end."""
+        if layout.mask is None:
+            lengths = torch.full((1,), x.shape[1], device=x.device)
+            first, longest = torch.zeros_like(lengths), x.shape[1]
+        elif torch.compiler.is_compiling():
+            first, lengths = row_extents(layout.mask)
+            longest = x.shape[1]
+        else:
+            first, lengths, longest = layout.host.extents
+        most = (lambda nodes: nodes) if symbolic(longest) else (lambda nodes: min(nodes, longest))
+        rank = most(self._nodes(longest))
+        nodes = lengths.new_full(lengths.shape, most(self.rank))
+        if self.spacing is not None:
+            nodes = nodes.maximum(_nodes_apart(lengths, self.spacing))
+        if torch.compiler.is_compiling():
+            lags = _row_lags(lengths, nodes, rank)
+        else:
+            like = x.new_empty(0, dtype=torch.promote_types(x.dtype, torch.float32))
+            sizes = tuple(lengths.tolist()), tuple(nodes.tolist()), rank
+            (lags,) = cached_tables(_row_tables, *sizes, like=like)
+        coefficients = kernel.smooth_at(lags.flatten()).reshape(-1, *lags.shape).transpose(0, 1)
+        local = kernel.local_taps()
+        return ragged_ski_product(x, coefficients, first, lengths, nodes=nodes, degree=self.degree, local=local)
+
+    def _nodes(self, length: int) -> int:
+        """Inducing points of a text that has at least as many tokens."""
+        if self.spacing is None:
+            return self.rank
+        return torch.sym_max(self.rank, _nodes_apart(length, self.spacing))  # type: ignore[return-value]
+
+
+def _row_lags(lengths: Tensor, nodes: Tensor, rank: int) -> Tensor:
+    """The lags between the nodes of each row, ``(batch, 2 rank - 1)``, in float64."""
+    steps = torch.arange(1 - rank, rank, dtype=torch.float64, device=lengths.device)
+    return row_spacing(lengths, nodes)[:, None] * steps
+
+
+def _row_tables(lengths: tuple[int, ...], nodes: tuple[int, ...], rank: int) -> tuple[Tensor]:
+    return (_row_lags(torch.tensor(lengths), torch.tensor(nodes), rank),)
+
+
+def _nodes_apart(length: Length, spacing: int) -> Length:
+    """``1 + ceil((length - 1) / spacing)``: nodes from the first token to the last, at most a spacing apart."""
+    return 1 - (1 - length) // spacing

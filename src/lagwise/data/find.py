@@ -1,0 +1,478 @@
+"""What a name of data stands for: files by split, with the classes that their folders tell, or a data set."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+import lagwise.data.arrow as pa
+from lagwise.data.reading import inner_suffix, plain_table, read_columns, read_table
+from lagwise.data.splits import SPLITS
+from lagwise.files import expanded, file_digest, is_run, one_line
+from lagwise.outside import elsewhere
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict
+
+    Data = str | Dataset | DatasetDict | Any  # a name, a data set, or a table of pandas, polars or pyarrow
+
+_SPLIT_WORDS = {  # the library datasets has the same
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("valid", "validation", "val", "dev"), "valid"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+}
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")  # between the words of trainImages
+_WORD = re.compile(rf"(?<![^\W\d_])({'|'.join(_SPLIT_WORDS)})(?:sets?|data)?(?![^\W\d_])")
+_MOST_NAMED = 4  # most kinds of files in a message
+_MADE_UP = ("/proc", "/sys")
+_SETTLED = 10**9  # nanoseconds since a change, after which file systems give another change another time
+_SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers")
+_PIPE_HEAD_BYTES = 64  # bytes
+#: How the content of a pipe begins, and the suffix of such files.
+_PIPED = {b"PAR1": ".parquet", b"{": ".jsonl", b"[": ".jsonl", b"PK\x03\x04": ".npz", b"RIFF": ".wav"}
+_SAVED = (("dataset_dict.json",), ("state.json", "dataset_info.json"))  # files of a folder of `save_to_disk`
+_HUB_NAME = re.compile(r"\w[\w-]*(/\w[\w-]*)?(:[\w.-]+)?")  # without points, which the names of files have
+_LABEL_TABLES = ("metadata.csv", "metadata.tsv", "metadata.jsonl", "metadata.parquet", "labels.csv", "labels.tsv")
+_FILE_COLUMNS = ("file_name", "filename", "file", "image", "path")  # of which a table of labels has the first
+
+
+@dataclass(frozen=True)
+class Found:
+    """Files or a data set that a name stands for.
+
+    Attributes:
+        files: the files of each split that is named; those without named splits are all in train.
+        dataset: the splits of a data set instead of files.
+        file_notes: what else a reader should know about the files.
+    """
+
+    name: str
+    files: dict[str, list[Path]] = field(default_factory=dict)
+    dataset: Any = None
+    file_notes: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Facts about the data that the reader should know, one line each."""
+        return self.file_notes
+
+    @property
+    def split_names(self) -> tuple[str, ...]:
+        """The splits that the data name, in the order train, valid, test."""
+        return tuple(split for split in SPLITS if split in (self.dataset or self.files))
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files of all splits."""
+        return [path for split in self.split_names for path in self.files.get(split, ())]
+
+    def key(self) -> str:
+        """Hash of the content, and of all that decides how it is read and split."""
+        raise NotImplementedError
+
+    def hashed(self, declared: Any, *others: Mapping[str, Sequence[Path]]) -> str:
+        """Hash of the content and of what is declared about it. others: further files by split."""
+        digest = hashlib.sha256(json.dumps(declared, sort_keys=True).encode())
+        if self.dataset is not None:
+            digest.update("".join(self.dataset[split]._fingerprint for split in self.split_names).encode())
+        for files in (self.files, *others):
+            for split in SPLITS:
+                for path in files.get(split, ()):
+                    digest.update(f"{split}:{path.name}:".encode() + _content(path))
+        return digest.hexdigest()
+
+
+def _content(path: Path) -> bytes:
+    """The hash of a file, which a process reads once, unless the file has just changed: then it may change again
+    without having another time."""
+    status, now = path.stat(), time.time_ns()
+    changed = max(status.st_mtime_ns, status.st_ctime_ns)
+    state = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return _digest(path.absolute(), (*state, 0 if now - changed > _SETTLED else now))
+
+
+@lru_cache(maxsize=1 << 16)
+def _digest(path: Path, state: tuple[int, ...]) -> bytes:
+    return file_digest(path)
+
+
+# Names.
+
+
+class Named(NamedTuple):
+    """What a name stands for, before it is known which files are read.
+
+    Attributes:
+        path: a file or folder; of a pipe a temporary copy.
+        dataset: the splits of a data set instead.
+        below: the files in a folder.
+    """
+
+    name: str
+    path: Path
+    dataset: dict[str, Any] | None = None
+    below: Sequence[Path] = ()
+
+
+def find(name: Data, suffix: str, others: str = "") -> Named:
+    """Find a file, a folder, a named pipe, such as bash's ``<(command)``, or a data set by name.
+
+    suffix: of texts or tables in a pipe. others: what else the name could stand for, for the message. FileNotFoundError
+    if there is nothing, and ValueError as `check_file`, and for a data set that cannot be loaded.
+    """
+    if not isinstance(name, str):
+        return Named(type(name).__name__, Path(), _by_words(_loaded(name, Path()), type(name).__name__))
+    path = expanded(name)
+    if name.startswith("hub:"):
+        return Named(name, path, _by_words(load_hub(name), name))
+    if any(all((path / each).is_file() for each in names) for names in _SAVED):
+        return Named(name, path, _by_words(_loaded(name, path), name))
+    path = _unpiped(path, suffix) if path.is_fifo() else path
+    if path.is_dir():
+        return Named(name, path, below=files_below(path))
+    if not path.is_file():
+        hint = f" ({others}'hub:{name}' would be a Hugging Face data set)" if _HUB_NAME.fullmatch(name) else ""
+        raise FileNotFoundError(f"there is no file or folder {name!r}{hint}")
+    check_file(path)
+    return Named(name, path)
+
+
+def check_file(path: Path) -> None:
+    """ValueError, with advice, for a spreadsheet, a file that a package reads that is not installed, and one that is
+    empty."""
+    if path.suffix.lower() in _SPREADSHEETS:
+        raise ValueError(f"{path} is a spreadsheet; save the sheet as .csv in UTF-8 and give that file")
+    if place := elsewhere(inner_suffix(path)):
+        raise ValueError(f"cannot read {path}: the reader of {place}")
+    if not path.stat().st_size:
+        raise ValueError(f"{path} is empty")
+
+
+@cache  # a pipe is read only once
+def _unpiped(path: Path, suffix: str) -> Path:
+    with open(path, "rb") as source:
+        return _copied(source, suffix)
+
+
+def standard_input(suffix: str) -> Path:
+    """The path of a temporary copy of standard input, as of a pipe (`find`). ValueError if it is empty."""
+    path = _copied(sys.stdin.buffer, suffix)
+    if not path.stat().st_size:
+        raise ValueError("standard input is empty")
+    return path
+
+
+def _copied(source: IO[bytes], suffix: str) -> Path:
+    """A copy that is removed at the end of the process, with the suffix that its content shows, or that given."""
+    folder = Path(tempfile.mkdtemp(prefix="lagwise-pipe-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    copy = folder / "pipe"
+    with open(copy, "wb") as target:
+        shutil.copyfileobj(source, target)
+    with open(copy, "rb") as f:
+        head = f.read(_PIPE_HEAD_BYTES).lstrip()
+    kind = next((kind for start, kind in _PIPED.items() if head.startswith(start)), suffix)
+    return copy.rename(copy.with_suffix(kind))
+
+
+def load_hub(name: str) -> Any:
+    """The splits of a data set ``hub:NAME`` or ``hub:NAME:CONFIG``, a DatasetDict. ValueError if it cannot be
+    loaded."""
+    from datasets import load_dataset
+
+    path, _, config = name.removeprefix("hub:").partition(":")
+    try:
+        return load_dataset(path, config or None)
+    except Exception as error:
+        raise ValueError(f"cannot load data set {path!r} from the hub: {error}") from error
+
+
+def _loaded(data: Data, folder: Path) -> Any:
+    """The splits of a Dataset or DatasetDict, one in a folder of `save_to_disk`, or a table of pandas, polars or
+    pyarrow."""
+    from datasets import Dataset, DatasetDict, load_from_disk
+
+    try:
+        loaded: Any = load_from_disk(str(folder)) if isinstance(data, str) else data
+    except Exception as error:
+        raise ValueError(f"cannot load the data set in folder {data!r}: {one_line(error)}") from error
+    if isinstance(loaded, Dataset | DatasetDict):
+        return loaded if isinstance(loaded, DatasetDict) else {"train": loaded}
+    try:
+        pandas = hasattr(loaded, "iloc")  # whose index is no column
+        table = pa.Table.from_pandas(loaded, preserve_index=False) if pandas else pa.table(loaded)
+        return {"train": Dataset(plain_table(table))}
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        raise ValueError(
+            "a source must be a name, a Dataset or DatasetDict, or a table of pandas, polars or pyarrow, got "
+            f"{type(data).__name__}"
+        ) from error
+
+
+def _by_words(loaded: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Map the splits of a data set to train, valid and test; of several validation or test sets the first counts."""
+    named: dict[str, Any] = {}
+    for split in loaded:
+        word = _split_of(split)
+        if word is not None:
+            named.setdefault(word, loaded[split])
+    if "train" not in named and len(loaded) != 1:
+        raise ValueError(f"data set {name!r} has no train split (it has {', '.join(loaded)})")
+    return named or {"train": next(iter(loaded.values()))}
+
+
+# Folders.
+
+
+class Place(NamedTuple):
+    """Read what the folders above a file say.
+
+    Attributes:
+        split: its split, None if they name none.
+        label: its class, the name of a folder, None for a file in no class folder.
+        parent: the folder that has the class folders.
+        inner: the folders between the class folder and the file.
+    """
+
+    split: str | None
+    label: str | None
+    parent: Path
+    inner: tuple[str, ...]
+
+
+def files_below(root: Path) -> list[Path]:
+    """The files in a folder and in those below it, also through links, in order, without hidden ones and those of runs
+    (`lagwise.files.is_run`), which a training inside of the data's folder leaves there. ValueError
+    if the system makes up any of them: they are no data, and link to each other without end."""
+    found: list[Path] = []
+    for folder, folders, names in os.walk(root, followlinks=True):
+        here = Path(folder)
+        whole = here.resolve()
+        if any(whole.is_relative_to(made_up) for made_up in _MADE_UP):
+            raise ValueError(f"{here} holds no files of data, but what the system says of itself; name another folder")
+        if here != root and is_run(names):
+            folders.clear()
+            continue
+        links = {name: (here / name).resolve() for name in folders if (here / name).is_symlink()}
+        # a link to a folder above would be followed without end
+        folders[:] = [name for name in folders if name not in links or not whole.is_relative_to(links[name])]
+        found += [here / name for name in names]
+    return sorted(path for path in found if not _is_hidden(path, root) and path.is_file())
+
+
+def _is_hidden(path: Path, root: Path) -> bool:
+    """Whether a file in the folder ``root`` is not meant as data: its own name or a folder's begins with a point, or it
+    is what macOS adds to archives."""
+    return any(part.startswith((".", "__MACOSX")) for part in path.relative_to(root).parts)
+
+
+def named_splits(
+    root: Path, found: Iterable[Path], splits: Mapping[Path, str | None], also: Iterable[Path] = ()
+) -> tuple[dict[str, list[Path]], tuple[str, ...]]:
+    """The files of each split that is named, of none all as train, and notes: of files that are not read, and of titles
+    with the word of a split.
+
+    Where only titles have such a word, as ``A Test of Wills.txt``, none is meant: no file is named train, several name
+    no split, and no name is that of a split alone, or but for the word that of another file.
+
+    Args:
+        found: all files in the folder ``root``.
+        splits: the split that the name of each file to read says, None for none.
+        also: further files that are read.
+
+    ValueError if only some files are in a split, and for empty files.
+    """
+    if empty := next((file for file in splits if not file.stat().st_size), None):
+        raise ValueError(f"{empty} is empty")
+    notes = unread_note(root, found, [*splits, *also])
+    named = [path for path, split in splits.items() if split]
+    others = {_without_word(path.stem) for path, split in splits.items() if not split}
+    bare = {_without_word(path.stem) for path in named if _split_of(path.name)}
+    in_names = all(_split_of(path.name) for path in named)
+    if named and in_names and "train" not in splits.values() and len(others) > len(named) and not bare & {"", *others}:
+        first = named[0].relative_to(root)
+        notes.append(f"{str(first)!r} is not taken for a {splits[named[0]]} split, as no file has train in its name")
+        named = []
+    if not named:
+        return {"train": list(splits)}, tuple(notes)
+    if stray := next((path for path, split in splits.items() if split is None), None):
+        raise ValueError(
+            f"the names in {str(root)!r} say which files are train, valid and test, such as "
+            f"{str(named[0].relative_to(root))!r}, but {str(stray.relative_to(root))!r} does not; rename it or move it "
+            "away"
+        )
+    files = {split: [path for path, own in splits.items() if own == split] for split in SPLITS}
+    return {split: paths for split, paths in files.items() if paths}, tuple(notes)
+
+
+def _without_word(stem: str) -> str:
+    """The letters of a file's name without the word of a split."""
+    return re.sub(r"[\W\d_]", "", _WORD.sub("", _HUMP.sub(" ", stem).lower()))
+
+
+def split_word(path: Path) -> str | None:
+    """The split named by a file's name, or else by the folders above it: train or training; valid, validation, val or
+    dev; test, testing, eval or evaluation; at any separator, in any case, also as in testset and traindata."""
+    return _first_word(reversed(path.parts))
+
+
+def _first_word(names: Iterable[str]) -> str | None:
+    """The split that the first of some names says that says one."""
+    return next(filter(None, map(_split_of, names)), None)
+
+
+@lru_cache(maxsize=1 << 16)
+def _split_of(name: str) -> str | None:
+    found = _WORD.search(_HUMP.sub(" ", name).lower())
+    return _SPLIT_WORDS[found[1]] if found else None
+
+
+def unread_note(root: Path, found: Iterable[Path], read: Iterable[Path]) -> list[str]:
+    """A note of the files in a folder that are not read, counted by kind."""
+    left = sorted({*found} - {*read})
+    if not left:
+        return []
+    kinds = Counter(path.suffix.lower() or "without a suffix" for path in left).most_common()
+    shown = ", ".join(f"{count:,} {kind}" for kind, count in kinds[:_MOST_NAMED])
+    more = f", {len(kinds) - _MOST_NAMED} other kinds" if len(kinds) > _MOST_NAMED else ""
+    first = f"first {str(left[0].relative_to(root))!r}"
+    return [f"{len(left):,} file{'s are' if len(left) > 1 else ' is'} not read: {shown}{more} ({first})"]
+
+
+def class_folders(root: Path, files: Sequence[Path]) -> dict[Path, Place]:
+    """The split and the class of files whose folders are their classes, as in ``train/cat/1.png``.
+
+    Folders that are all named as splits are those of splits, and a folder that has all others is none of a class. The
+    folders below are the classes, as in torchvision and Keras; those in them are none, but may be splits.
+    """
+    rest = {folder: folder.relative_to(root).parts for folder in dict.fromkeys(path.parent for path in files)}
+    splits: dict[Path, str | None] = dict.fromkeys(rest)
+    while any(len(parts) > 1 for parts in rest.values()):
+        first = {folder: parts[0] for folder, parts in rest.items() if parts}
+        words = {folder: _split_of(name) for folder, name in first.items()}
+        several = len({(splits[folder], name) for folder, name in first.items()}) > len({*map(splits.get, first)})
+        if all(words.values()) and all(splits[folder] in (None, word) for folder, word in words.items()):
+            splits |= words
+        elif several or min(map(len, rest.values())) < 2:
+            break
+        rest = {folder: parts[1:] for folder, parts in rest.items()}
+    places = {
+        folder: Place(splits[folder], next(iter(parts), None), (folder, *folder.parents)[len(parts)], parts[1:])
+        for folder, parts in rest.items()
+    }
+    inner = {folder: _first_word(place.inner) for folder, place in places.items()}
+    if not any(splits.values()) and "train" in inner.values() and len({*inner.values()} - {None}) > 1:
+        for folder, place in places.items():
+            left = tuple(name for name in place.inner if not _split_of(name))
+            places[folder] = place._replace(split=inner[folder], inner=left)
+    return {path: places[path.parent] for path in files}
+
+
+def check_names(classes: Iterable[str], what: str) -> None:
+    """ValueError if folders that would be classes are named like splits."""
+    names = sorted(set(classes))
+    if all(map(_split_of, names)):
+        raise ValueError(
+            f"the folders {', '.join(map(repr, names))} are named as splits, not as classes; put the {what} of each "
+            "class into a folder of its own in them"
+        )
+
+
+def nested_note(places: Mapping[Path, Place]) -> list[str]:
+    """A note if class folders have folders."""
+    nested = sorted({"/".join((place.label or "", *place.inner)) for place in places.values() if place.inner})
+    if not nested:
+        return []
+    classes = sorted({place.label for place in places.values() if place.label is not None})
+    shown = ", ".join(map(repr, classes[:_MOST_NAMED])) + (", ..." if len(classes) > _MOST_NAMED else "")
+    return [f"the folders {shown} are the classes; the {len(nested):,} folders in them, such as {nested[0]!r}, are not"]
+
+
+def classed_files(
+    root: Path, found: Sequence[Path], files: Sequence[Path], one_row: Sequence[Path], what: str
+) -> dict[str, Any]:
+    """The fields files, classes and file_notes of the ``files`` of a folder, of which some are a row each, in class
+    folders.
+
+    ValueError if a class folder has no files, if a file is in none although others are in those of a split, or if some
+    folders beside each other are named as splits and others are not; and as `named_splits`."""
+    places = class_folders(root, one_row)
+    _check_classes(root, places, what)
+    tables = class_folders(root, [file for file in files if file not in places])
+    words = {file: places[file].split if file in places else split_word(file.relative_to(root)) for file in files}
+    folders = {file.parent for file in files}
+    for file in files:  # without IMDb's reviews without a label
+        if file.parent.name == "unsup" and {file.parent.with_name(name) for name in ("pos", "neg")} <= folders:
+            del words[file]
+    split, notes = named_splits(root, found, words)
+    labels = {file: place.label for file, place in {**places, **tables}.items() if file in words}
+    return {"files": split, "classes": labels, "file_notes": (*nested_note(places), *notes)}
+
+
+def _check_classes(root: Path, places: Mapping[Path, Place], what: str) -> None:
+    outside = [path for path, place in places.items() if place.split is None or place.label is None]
+    if outside and any(place.split for place in places.values()):
+        raise ValueError(
+            f"folders of {str(root)!r} say which {what} are train, valid and test, but {str(outside[0])!r} is in none "
+            "of their class folders; move it away"
+        )
+    for level in (lambda place: (place.label or "",), lambda place: place.inner) if outside else ():
+        named = next((name for place in places.values() for name in level(place) if _split_of(name)), None)
+        stray = next((path for path, place in places.items() if not _first_word(level(place))), None)
+        if named and stray and places[stray].label is not None:
+            raise ValueError(
+                f"folders of {str(root)!r} such as {named!r} are named as splits of the {what}, but {str(stray)!r} is "
+                f"in none of their class folders; move it away, or rename {named!r} if it is not meant as a split"
+            )
+    folders = {path.parent for path in places}
+    filled = folders.union(*(folder.parents for folder in folders))
+    for parent in {place.parent for place in places.values() if place.label is not None}:
+        for folder in sorted(each for each in parent.iterdir() if each.is_dir() and each not in filled):
+            if not _is_hidden(folder, root) and not any(is_run(names) for _, _, names in os.walk(folder)):
+                raise ValueError(f"class folder {str(folder)!r} has no {what}; fill it or remove it")
+
+
+def listed_files(
+    root: Path, found: Sequence[Path], files: Sequence[Path], label: str = "label"
+) -> dict[str, Any] | None:
+    """As `classed_files`, of sounds or images whose labels are in tables beside them, as in the folders of `datasets`;
+    None without such a table. label: the column of the labels; without it, the only column beside the names.
+
+    ValueError for a table with several other columns, a name, relative to the table's folder, that is none of
+    ``files``, and one that is listed twice."""
+    tables = [p for p in found if p.name.lower() in _LABEL_TABLES and {*read_columns(p)} & {*_FILE_COLUMNS}]
+    labels: dict[Path, str | None] = {}
+    existing = {*files}
+    for table in tables:
+        rows = read_table(table)
+        column = next(name for name in _FILE_COLUMNS if name in rows.column_names)
+        others = [name for name in rows.column_names if name != column]
+        if label not in others and len(others) != 1:
+            has = ", ".join(rows.column_names)
+            raise ValueError(f"{table} has no column {label!r} (columns: {has}); name the column of labels so")
+        own = rows.column(label if label in others else others[0]).to_pylist()
+        for number, (name, value) in enumerate(zip(rows.column(column).to_pylist(), own, strict=True), 1):
+            path = table.parent / str(name)
+            if path in labels or path not in existing:
+                fault = f"{name!r} is listed twice; keep one of the rows"
+                absent = f"there is no file {str(path)!r}; add it or remove the row"
+                raise ValueError(f"{table}, row {number}: {fault if path in labels else absent}")
+            labels[path] = None if value is None or value == "" else str(value)
+    if not tables:
+        return None
+    words = {file: split_word(file.relative_to(root)) for file in labels}
+    split, notes = named_splits(root, found, words, tables)
+    return {"files": split, "classes": labels, "file_notes": notes}

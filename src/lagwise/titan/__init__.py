@@ -1,0 +1,1 @@
+"""Training by torchtitan, which finds the configurations by the name of this package (docs/cluster.md)."""
