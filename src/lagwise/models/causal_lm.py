@@ -234,11 +234,10 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
                     own[name] = value[:, real] if value.shape[1] == length else value
             place = real.any()[None] if keep == 1 else real[-keep:]
             kept = int(place.sum())
-            if kept or real.any():
-                logits = self(**own, logits_to_keep=max(1, kept) if keep else 0).logits[0, : kept or None]
             shown.append(torch.zeros(len(place), self.config.vocab_size, dtype=self.dtype, device=self.device))
-            if kept:  # under autocast logits have another type
-                shown[-1] = shown[-1].index_put((place.nonzero()[:, 0],), logits.to(self.dtype))
+            if real.any():  # under autocast logits have another type
+                logits = self(**own, logits_to_keep=max(1, kept) if keep else 0).logits[0, :kept].to(self.dtype)
+                shown[-1] = shown[-1].index_put((place.nonzero()[:, 0],), logits)
         if cache is not None:
             cache.seen += length
         logits, loss = torch.stack(shown), None
