@@ -162,7 +162,7 @@ def test_rotary_embedding_rotates_pairs_by_its_angles() -> None:
     assert rotary(x.half(), positions).dtype == torch.float16
     places = torch.arange(5) % 3
     tables = rotary_factors(places, 6, dtype=x.dtype, limit=3)
-    assert torch.equal(rotate(x, tables), rotary(x, places))
+    assert torch.equal(rotate(x, *tables), rotary(x, places))
     with pytest.raises(ValueError, match="even number of channels, got 5"):
         rotary(torch.ones(1, 5), torch.arange(1))
 

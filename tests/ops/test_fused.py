@@ -21,10 +21,9 @@ from lagwise.kernels import KernelNetwork
 from lagwise.mixers import ShortConvMixer, TCNMixer
 from lagwise.mixers.ema import EMAMixer
 from lagwise.mixers.toeplitz import GTU, ToeplitzMixer
-from lagwise.ops import dilated_convolution, fused, toeplitz_product
+from lagwise.ops import dilated_convolution, fused, native, toeplitz_product
 from lagwise.ops.fused import network
 from lagwise.ops.fused.convolution import residual_convolutions
-from lagwise.ops.fused.network import normed_relu_layers
 from lagwise.ops.toeplitz import gated_product, spectral_product
 from lagwise.ops.toeplitz.convolution import few_lags
 from lagwise.ops.tokens import apply_linear, linears, silu_product
@@ -43,6 +42,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
     if os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("needs TRITON_INTERPRET=1, as in `make test-triton`")
     monkeypatch.setattr(fused, "_devices", ["cpu"])
+    monkeypatch.setattr(native, "serves", lambda *_, **__: False)  # as for tensors on a card
 
 
 def compare(
@@ -278,16 +278,11 @@ def test_moving_averages(dimension: int, half: bool, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("layers", [0, 3])
 def test_kernel_networks_as_one_node(layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    served: list[int] = []
-
-    def serve(x: Tensor, weights: list[Tensor], *others: Any) -> Tensor:
-        served.append(len(weights))
-        return normed_relu_layers(x, weights, *others)
-
-    monkeypatch.setattr("lagwise.kernels.rpe.normed_relu_layers", serve)
+    served, compute = [], network.network_layers
+    monkeypatch.setattr(network, "network_layers", lambda *args: served.append(args[2]) or compute(*args))
     torch.manual_seed(0)
-    network = KernelNetwork(2, 5, hidden=20, layers=layers, activation="relu")
-    compare(lambda network, x: network(x), network, numbers(9, 2))
+    module = KernelNetwork(2, 5, hidden=20, layers=layers, activation="relu")
+    compare(lambda module, x: module(x), module, numbers(9, 2))
     assert served == [layers + 1]  # once: not in float64
 
 

@@ -41,6 +41,7 @@ def test_launches_like_an_earlier_one_skip_the_search_for_a_compiled_form(monkey
     triton.jit = lambda source: _Kernel(launches)  # type: ignore[attr-defined]
     with monkeypatch.context() as patched:
         patched.setitem(sys.modules, "triton", triton)
+        patched.setitem(sys.modules, "triton.language", ModuleType("triton.language"))
         patched.delitem(sys.modules, f"{fused.__name__}.launcher", raising=False)
         launcher = importlib.import_module(f"{fused.__name__}.launcher")
         del sys.modules[launcher.__name__]

@@ -52,7 +52,7 @@ def norm(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("shape", [(1,), (5,), (16,), (3, 37), (2, 7, 192)])
-@pytest.mark.parametrize("name", ["silu product", "silu product with biases", "rms norm", "residual norm", "norm"])
+@pytest.mark.parametrize("name", ["silu product", "silu product with biases", "residual norm", "norm"])
 def test_any_number_of_channels(shape: tuple[int, ...], name: str, calls: list[str]) -> None:
     """Vectors and what is left of them, in the loops, against the definitions in float64."""
     scales = torch.logspace(-4, 4, shape[0])[(..., *(None,) * (len(shape) - 1))]  # small rows feel the epsilon
@@ -60,7 +60,6 @@ def test_any_number_of_channels(shape: tuple[int, ...], name: str, calls: list[s
     operation, *args = {
         "silu product": (silu_product, x, y, None),
         "silu product with biases": (silu_product, x, y, channels),
-        "rms norm": (rms_norm, x, EPSILON),
         "residual norm": (residual_norm, x, y, *channels, 1e-5, True, torch.float32),
         "norm": (residual_norm, x, None, channels[0], None, 1e-5, False, torch.float32),
     }[name]
@@ -168,7 +167,6 @@ def test_other_tensors_are_left_to_pytorch(calls: list[str], monkeypatch: pytest
     silu_product(x, x.double())
     silu_product(x, x[:1])
     rms_norm(x.double(), EPSILON)
-    rms_norm(x.bfloat16(), EPSILON)
     monkeypatch.setattr(native, "MIN_ELEMENTS", 1000)
     silu_product(x, x)
     rms_norm(x, EPSILON)

@@ -98,6 +98,8 @@ def _values(dimensions: Sequence[str]) -> np.ndarray:
     other lengths."""
     parts = [["nan" if cell.strip() == "?" else cell for cell in dimension.split(",")] for dimension in dimensions]
     lengths = sorted({len(part) for part in parts})
+    if not parts:
+        raise ValueError("has no values")
     if len(lengths) > 1:
         raise ValueError(f"has dimensions of {lengths[0]} to {lengths[-1]} values; resample them to one rate")
     try:

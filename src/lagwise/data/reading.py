@@ -67,7 +67,7 @@ def _open_zip(path: Path, mode: str) -> IO[bytes]:
         if len(names) != 1:
             raise ValueError(f"{path} holds {len(names):,} files; unpack it, and give one of them or their folder")
         return archive.open(names[0])
-    except RuntimeError as error:  # a password, or a version or compression that Python does not have
+    except (RuntimeError, UnicodeError) as error:  # a password, what Python does not have, or names that are no text
         raise zipfile.BadZipFile(str(error)) from error
 
 

@@ -14,8 +14,7 @@ from lagwise.kernels.base import LagKernel, negligible
 from lagwise.ops import truncation_length
 from lagwise.ops.activations import ACTIVATIONS
 from lagwise.ops.fused import autocast_dtype
-from lagwise.ops.fused.network import narrow, normed_relu_layers
-from lagwise.ops.operation import in_graph
+from lagwise.ops.fused.network import at_once, normed_relu_layers
 from lagwise.tables import known
 
 INPUTS = ("integer", "normalized", "sincos")
@@ -78,7 +77,8 @@ class KernelNetwork(nn.Module):
         self.last = KernelLinear(hidden, outputs)
 
     def features(self, x: Tensor) -> Tensor:
-        if self._at_once(x):
+        usual = self.normalize and self.activation == "relu" and autocast_dtype(x) == x.dtype
+        if usual and at_once(x, self.first.out_features):
             layers: list[Any] = [self.first, *self.hidden]
             weights = [layer.weight.to(x.dtype) for layer in layers]
             return normed_relu_layers(x, weights, [layer.bias.to(x.dtype) for layer in layers], _EPSILON)
@@ -89,11 +89,6 @@ class KernelNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.features(x))
-
-    def _at_once(self, x: Tensor) -> bool:
-        """Whether `normed_relu_layers` computes the features."""
-        usual = self.normalize and self.activation == "relu" and autocast_dtype(x) == x.dtype
-        return usual and (in_graph() or narrow(x, self.first.out_features))
 
     def _activated(self, h: Tensor) -> Tensor:
         return ACTIVATIONS[self.activation](F.rms_norm(h, h.shape[-1:], eps=_EPSILON) if self.normalize else h)

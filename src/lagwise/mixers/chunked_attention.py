@@ -217,7 +217,7 @@ class ChunkedAttention(Derived):
         offset, query = seen % chunk, self._by_head(query)
         if self.position == "rope":
             factors = self._rotations(seen, chunk, query.dtype)
-            query, key = rotate(query, factors), _rows(rotate(self._by_head(key), factors))
+            query, key = rotate(query, *factors), _rows(rotate(self._by_head(key), *factors))
         keys, values = extended(state.key, key, seen), extended(state.value, value, seen)
         visible = (offset + reach - chunk).minimum(seen) + 1 if self.sliding else offset + 1
         met = recent(keys, visible, seen)
@@ -252,7 +252,7 @@ class ChunkedAttention(Derived):
 
     def _rotated(self, query: Tensor, key: Tensor, position: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
         factors = self._factors(position, chunk, query.dtype)
-        return rotate(query, factors), rotate(key, factors)
+        return rotate(query, *factors), rotate(key, *factors)
 
     def _few(
         self,
@@ -386,7 +386,7 @@ def _chunks(shard: Shard, chunk: int, *, causal: bool, sliding: bool) -> tuple[l
     process's layout of them, where tokens of a chunk that begins before them count as padding. ValueError for padding
     between the tokens of a chunk."""
     place = shard.positions()
-    if shard.whole.mask is not None and shard.has_holes():
+    if shard.whole.has_holes:
         raise ValueError("attention in chunks cannot be split between processes with padding between tokens of a text")
     inside, spans = place.clamp(min=0) % chunk, []
     for start, end in shard.spans:

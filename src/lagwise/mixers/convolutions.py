@@ -14,7 +14,6 @@ from lagwise.mixers.base import Mixer
 from lagwise.mixers.derived import BackwardTaps, Derived
 from lagwise.ops import Layout, dilated_convolution
 from lagwise.ops.activations import ACTIVATIONS, identity
-from lagwise.ops.fused import fused
 from lagwise.ops.fused.convolution import gated_convolution, residual_convolutions
 from lagwise.ops.streaming import WindowState
 from lagwise.ops.toeplitz import (
@@ -128,7 +127,7 @@ class TCNMixer(Derived, Mixer):
 
     def _mix_whole(self, x: Tensor, layout: Layout) -> Tensor:
         simple = self.convolutions == 1 and self.norm == "none" and self.activation in (F.silu, identity)
-        if simple and not self.circular and layout.mask is None and fused(x, self.taps):
+        if simple and not self.circular and layout.mask is None:
             origin, activate = centre_tap(self.taps.shape[2], self.causal), self.activation is F.silu
             return residual_convolutions(x, self.taps, origin, tuple(self.dilations), self.residual, activate)
 
@@ -197,7 +196,7 @@ class ShortConvMixer(Derived, Mixer):
 
     def mix(self, x: Tensor, state: WindowState | None, layout: Layout) -> tuple[Tensor, Any]:
         whole = layout.mask is None and layout.seq_idx is None and layout.shard is None
-        if state is None and whole and fused(x, self.taps):
+        if state is None and whole:
             y = gated_convolution(linears(x, self.input)[0], self.taps, self._origin)
             return linears(y, self.out)[0], None
         before, after, value = self.input(x).chunk(3, 2)

@@ -15,7 +15,6 @@ from lagwise.mixers.base import Mixer, masked
 from lagwise.mixers.derived import Derived
 from lagwise.mixers.ski import CausalSKI, TwoSidedSKI
 from lagwise.ops import ENGINES, Layout, online_prefill, toeplitz_product
-from lagwise.ops.fused import fused
 from lagwise.ops.packing import from_first_token
 from lagwise.ops.product import saved_engine
 from lagwise.ops.recurrence import Blocks, DiagonalSSM, zoh_sums
@@ -324,7 +323,7 @@ class GTU(Mixer):
         self.out = nn.Linear(width, channels)
 
     def mix(self, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
-        if state is None and self.toeplitz.gates(layout) and not fused(x):
+        if state is None and self.toeplitz.gates(layout):
             (gate, value), biases = apply_linear(x, self.gate, self.value)
         else:
             (gate, value), biases = linears(x, self.gate, self.value), None

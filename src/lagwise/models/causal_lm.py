@@ -234,10 +234,11 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
                     own[name] = value[:, real] if value.shape[1] == length else value
             place = real.any()[None] if keep == 1 else real[-keep:]
             kept = int(place.sum())
-            shown.append(torch.zeros(len(place), self.config.vocab_size, dtype=self.dtype, device=self.device))
-            if real.any():  # under autocast logits have another type
-                logits = self(**own, logits_to_keep=max(1, kept) if keep else 0).logits[0, :kept].to(self.dtype)
-                shown[-1] = shown[-1].index_put((place.nonzero()[:, 0],), logits)
+            logits = torch.zeros(len(place), self.config.vocab_size, dtype=self.dtype, device=self.device)
+            if real.any():
+                new = self(**own, logits_to_keep=max(1, kept) if keep else 0).logits[0, -kept or len(real) :]
+                logits = logits.index_put((place.nonzero()[:, 0],), new.to(self.dtype))  # autocast has another type
+            shown.append(logits)
         if cache is not None:
             cache.seen += length
         logits, loss = torch.stack(shown), None

@@ -135,7 +135,7 @@ class VocabularyHead(Head):
         rows, labels = self._transformed(hidden).flatten(0, -2), labels.flatten().to(hidden.device)
         if dtype != torch.float32 or in_graph():
             size = max(_LOGITS_AT_ONCE, 0 if kind == "cpu" else _MAX_LOGITS // self.config.vocab_size)
-            loss = chunked_cross_entropy(rows, head.weight, head.bias, labels, dtype=dtype, rows=size)
+            loss = chunked_cross_entropy(rows, head.weight, head.bias, labels, size, dtype)
             return loss / divisor
         options: Any = torch.nn.LinearCrossEntropyOptions(
             batch_chunk_size=_LOGITS_AT_ONCE if hidden.device.type == "cpu" else None

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lagwise.models.cache import StreamingCache
 from lagwise.models.cache_name import CACHE
 from lagwise.ops import Layout
-from lagwise.ops.host import known_on_host, on_device, on_host
+from lagwise.ops.host import on_device, on_host
 from lagwise.ops.operation import traced
 from lagwise.ops.packing import document_starts, seq_idx_from_cu_seqlens
 
@@ -111,8 +111,7 @@ def _from_positions(position_ids: Tensor | None, attention_mask: Tensor | None) 
         here = _from_positions(*on_host(position_ids, attention_mask if masked else None))
         if here is None:
             return None
-        (there,) = on_device([here], position_ids.device)
-        return None if there is None else known_on_host(there, here)
+        return on_device([here], position_ids.device)[0]
     steps = torch.diff(position_ids, prepend=position_ids.new_full((position_ids.shape[0], 1), -1))
     starts = steps[:, 1:] <= 0  # equal: the previous document had one token
     missing = steps > 1

@@ -18,7 +18,7 @@ from lagwise.blocks.chain import NEW_SHARES
 from lagwise.blocks.prenorm import NORMS, ScaleNorm, normed
 from lagwise.kernels import KernelLinear, LagKernel
 from lagwise.mixers import ChunkedAttention, Mixer, TimestepNorm
-from lagwise.models.cache import StateLayer, StreamingCache
+from lagwise.models.cache import StreamingCache
 from lagwise.models.cache_name import CACHE, NAMES, EitherName, either
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.embeddings import INPUTS, ValueInput, check_finite, grid_sinusoids, sinusoids
@@ -344,7 +344,7 @@ class LagwiseModel(LagwisePreTrainedModel):
         if seq_idx is not None:
             raise ValueError("packed rows (seq_idx) cannot be streamed; pass use_cache=False")
         if isinstance(cache, StreamingCache) and cache.rows is None and len(cache.layers) == blocks:
-            cache.layers += [StateLayer() for _ in range(states - blocks)]  # a cache for the blocks alone
+            cache.layers.extend(StreamingCache(states - blocks).layers)  # a cache for the blocks alone
         if not isinstance(cache, StreamingCache) or len(cache.layers) != states:
             got = f"one of {len(cache.layers)}" if isinstance(cache, StreamingCache) else type(cache).__name__
             raise ValueError(f"cache must be a StreamingCache of {states} layers, got {got}")
@@ -358,7 +358,7 @@ class LagwiseModel(LagwisePreTrainedModel):
         if mask is None or layout.grid is not None:
             return None
         if layout.shard is not None:
-            if layout.shard.has_holes():
+            if layout.shard.whole.has_holes:
                 raise ValueError("rows that are split between processes cannot have padding between tokens of a text")
             return None
         if traced() and cache is not None and cache.seen:

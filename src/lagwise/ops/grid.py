@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops import native
-from lagwise.ops.operation import Engine, Values, callable_directly, loop_operator, operation
+from lagwise.ops.operation import Engine, Values, callable_directly, operation
 from lagwise.ops.product import toeplitz_product
 from lagwise.ops.toeplitz.block import centre
 from lagwise.ops.tokens import fitting, silu_product, with_biases
@@ -57,7 +57,7 @@ def gated_grid_product(
     args = (gate, value, rows, columns, biases, width)
     if overwrite_gate and callable_directly(*args) and _gated_grid.chosen(*args) == "loop":
         lags = _both_lags(gate, rows, columns, width)
-        return native.gated_grid(gate, value, *lags, biases, overwrite_gate=True)
+        return native.overwritten_grid(gate, value, *lags, biases)
     return _gated_grid(*args)
 
 
@@ -83,13 +83,14 @@ class _Loop(Engine):
     def forward(
         gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, biases: Tensor | None, width: int
     ) -> tuple[Tensor, Values]:
-        return gated_grid(gate, value, *_both_lags(gate, rows, columns, width), biases), ()
+        return native.gated_grid(gate, value, *_both_lags(gate, rows, columns, width), biases), ()
 
     @staticmethod
     def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
         gate, value, rows, columns, biases, width = args
         lags = _both_lags(gate, rows, columns, width)
-        *both, of_rows, of_columns, of_biases = gated_grid_gradients(grads[0], gate, value, *lags, biases)
+        gradients = native.gated_grid_gradients(grads[0], gate, value, *lags, biases)
+        *both, of_rows, of_columns, of_biases = gradients
         of_taps = (_cut(each, taps) for each, taps in ((of_rows, rows), (of_columns, columns)))
         return *both, *of_taps, of_biases if needs_grad[4] else None, None
 
@@ -108,24 +109,3 @@ def _cut(lags: Tensor, taps: Tensor) -> Tensor:
     """The gradient of taps from that of `_lags`."""
     missing = (taps.shape[1] - lags.shape[1]) // 2
     return F.pad(lags, (missing, missing)) if missing else lags
-
-
-@loop_operator(lambda gate, value, rows, columns, biases: gate.new_empty(gate.shape))
-def gated_grid(gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, biases: Tensor | None) -> Tensor:
-    """`lagwise.ops.native.gated_grid`."""
-    return native.gated_grid(gate, value, rows, columns, biases)
-
-
-def _gradients_like(
-    grad: Tensor, gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, biases: Tensor | None
-) -> tuple[Tensor, ...]:
-    of_taps = torch.empty_like(rows), torch.empty_like(columns)
-    return gate.new_empty(gate.shape), value.new_empty(value.shape), *of_taps, rows.new_empty(2, gate.shape[2])
-
-
-@loop_operator(_gradients_like)
-def gated_grid_gradients(
-    grad: Tensor, gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, biases: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """`lagwise.ops.native.gated_grid_gradients`."""
-    return native.gated_grid_gradients(grad, gate, value, rows, columns, biases)

@@ -30,13 +30,14 @@ def on_host(*tensors: Tensor | None) -> list[Tensor | None]:
 
 
 def on_device(tensors: Sequence[Tensor | None], device: torch.device) -> list[Tensor | None]:
-    """Booleans and integers of the CPU on a device, by one copy, for which the host does not wait."""
+    """Booleans and integers of the CPU on a device, by one copy, for which the host does not wait. Nothing will change
+    them, so that the host knows them (`known_on_host`)."""
     present = [t for t in tensors if t is not None]
     if not present or device.type == "cpu":
         return list(tensors)
     flat = torch.cat([t.flatten().long() for t in present])
     parts = iter(moved(flat, device).split([t.numel() for t in present]))
-    return [None if t is None else next(parts).view(t.shape).to(t.dtype) for t in tensors]
+    return [None if t is None else known_on_host(next(parts).view(t.shape).to(t.dtype), t) for t in tensors]
 
 
 def known_counts(counts: Tensor) -> list[int]:

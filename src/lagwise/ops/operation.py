@@ -9,9 +9,8 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +24,7 @@ from torch.utils._device import DeviceContext
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 Values = Sequence[Any]  # tensors, and None or numbers among them
 PLAIN = "plain"  # the name of an operation's definition among its engines
-_preferred = os.environ.get("LAGWISE_ENGINE", "")  # see `engine_first`
+_preferred = os.environ.get("LAGWISE_ENGINE", "")
 # Dispatch keys of a thread in which nothing intercepts operations, wherever this module is first imported.
 with torch.inference_mode(False), torch.autocast("cpu", enabled=False):
     _INCLUDED, _EXCLUDED = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
@@ -50,10 +49,15 @@ def transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+def definitions_only() -> bool:
+    """Whether operations are recorded or transformed as they are defined: in exports, traces and transforms."""
+    return exporting() or torch.jit.is_tracing() or transformed()
+
+
 def traced() -> bool:
     """Whether nothing may depend on the values of tensors: a graph is being recorded, which must also hold for other
     values, or many batches are computed as one (`torch.vmap`)."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed()
+    return torch.compiler.is_compiling() or definitions_only()
 
 
 def recorded() -> bool:
@@ -69,21 +73,9 @@ def differentiable() -> bool:
     return not torch.compiler.is_compiling() and (torch.is_grad_enabled() or transformed())
 
 
-def definitions_only() -> bool:
-    """Whether operations are recorded or transformed as they are defined: in exports, in traces, under `torch.func` and
-    in forward mode."""
-    return exporting() or torch.jit.is_tracing() or transformed()
-
-
-def worthwhile(x: Tensor, numbers: int) -> bool:
-    """Whether x has so many numbers that a call into C gains more than it costs. In a compiled graph every call does:
-    it is an operator, of which the compiler has less to compile."""
-    return in_graph() or x.numel() >= numbers
-
-
 def kept_apart(x: Tensor, *_: Any) -> bool:
-    """Whether a graph calls an operator, rather than its operations, for what takes compilers for a CPU long and gains
-    nothing: many loops with long indices. Autocast, which is rare there, would not reach an operator's operations."""
+    """Whether a graph calls an operator for what takes compilers for a CPU long and gains nothing: many loops with long
+    indices. Autocast, which is rare there, would not reach inside."""
     return in_graph() and x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
 
 
@@ -95,8 +87,7 @@ def device_check(holds: Callable[[], Tensor], message: str) -> None:
 
 
 def intercepted() -> bool:
-    """Whether something may change what modules and functions do: hooks of all modules, or a function mode other than
-    a default device."""
+    """Whether hooks of all modules, or a function mode other than a default device, may change what functions do."""
     if torch.nn.modules.module._has_any_global_hook():
         return True
     modes = range(torch._C._len_torch_function_stack())
@@ -116,6 +107,34 @@ def is_plain_parameter(part: Any) -> bool:
 def with_open_sizes(x: Tensor) -> None:
     """Have graphs take the sizes of a tensor as symbols from the first call on."""
     torch._dynamo.maybe_mark_dynamic(x, tuple(range(x.dim())))
+
+
+def callable_directly(*arguments: Any) -> bool:
+    """Whether code in C or Triton may read these arguments' memory and skip PyTorch's dispatcher: no gradient, trace or
+    mode would miss it, and no tensor is fake, batched, negated on reading, or of a class of its own."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    if torch._C._dispatch_tls_local_include_set().raw_repr() & ~_QUIET:
+        return False
+    for argument in arguments:
+        for each in argument if type(argument) is list else (argument,):
+            kind = type(each)
+            if kind is Tensor or kind is nn.Parameter:
+                keys = torch._C._dispatch_keys(each).raw_repr()
+                if not (_known[keys] if keys in _known else _ordinary(keys, each)):
+                    return False
+            elif isinstance(each, Tensor):
+                return False
+    return True
+
+
+_known: dict[int, bool] = {}  # whether tensors of these dispatch keys are ordinary ones
+
+
+def _ordinary(keys: int, x: Tensor) -> bool:
+    with torch.inference_mode(False):
+        ordinary = torch._C._dispatch_keys(torch.empty(0, device=x.device.type)).raw_repr()
+    return _known.setdefault(keys, not keys & ~ordinary)
 
 
 class Engine:
@@ -147,8 +166,8 @@ class Engine:
 
     @staticmethod
     def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
-        """A gradient of each argument that needs one, from those of the results. A result that nothing has used has the
-        gradient None."""
+        """A gradient of each argument that needs one (any further are dropped), from those of the results: None for a
+        result that nothing has used."""
         raise NotImplementedError
 
     @staticmethod
@@ -160,9 +179,8 @@ class Engine:
 class Operation:
     """A function of tensors with a plain definition, which PyTorch differentiates, transforms and exports, and engines.
 
-    The first engine that serves the arguments is taken. Second derivatives, `torch.func`, forward mode, exports and
-    `torch.jit.trace` use the definition. ``LAGWISE_ENGINE=NAME`` prefers the engines of this name, and ``plain`` the
-    definitions.
+    The first engine that serves the arguments is taken; `definitions_only` and second derivatives use the definition.
+    ``LAGWISE_ENGINE=NAME`` prefers the engines of this name, and ``plain`` the definitions.
 
     >>> @operation
     ... def doubled(x: Tensor, times: int = 1) -> Tensor:
@@ -187,12 +205,7 @@ class Operation:
 
     def engine(self, name: str) -> Callable[[type[Engine]], type[Engine]]:
         """A decorator that adds an engine after those before."""
-
-        def add(engine: type[Engine]) -> type[Engine]:
-            self.engines[name] = engine
-            return engine
-
-        return add
+        return lambda engine: self.engines.setdefault(name, engine)
 
     def in_graphs(
         self,
@@ -206,113 +219,69 @@ class Operation:
         saved: str = "",
     ) -> None:
         """Have compiled graphs call the operation as the operator ``lagwise::NAME``, so that what it computes is not
-        compiled anew for every length (`graph_operator`).
-
-        The definition's parameters must be annotated, tensors before numbers, and those of ``constants`` the last of
-        the tensors.
+        compiled anew for every length. Parameters of the definition are annotated, tensors before numbers.
 
         Args:
             like: Returns new tensors like the results, and like what the engine saves, for the same arguments.
-            engine: What the operator computes. By default the definition, differentiated by autograd, for which it is
-                computed again; of a bilinear operation, its contractions.
+            engine: What the operator computes; by default what serves when the graph runs, or the definition.
             where: Whether a graph calls the operator for these arguments; by default every compiled graph does.
-            constants, results, saved: Names, separated by spaces: tensors without a gradient, results, and tensors that
-                the engine saves.
+            constants, results, saved: Names, separated by spaces, of the last tensors, which have no gradient; of the
+                results; and of the tensors that the engine saves.
         """
-        parameters = inspect.signature(self.definition, eval_str=True).parameters.values()
-        tensors = [
-            f"{p.name}?" if p.annotation == Tensor | None else p.name
-            for p in parameters
-            if p.annotation in (Tensor, Tensor | None)
-        ]
-        numbers = [f"{_SCHEMA[p.annotation]} {p.name}" for p in parameters if p.annotation in _SCHEMA]
-        count = len(tensors) - len(constants.split())
-        engine = engine or self.whole()
+
+        def serving(args: Values) -> type[Engine] | None:
+            return engine or self.engines.get(self.chosen(*args))
 
         def compute(*args: Any) -> Any:
-            if engine is None:
-                return self.plain(*args)
-            values, kept = engine.forward(*args)
-            values = (values,) if isinstance(values, Tensor) else values
-            return values[0] if len(values) == 1 and not saved else (*values, *kept)
+            found = serving(args)
+            values, kept = (self.plain(*args), ()) if found is None else found.forward(*args)
+            return (*([values] if isinstance(values, Tensor) else values), *(kept if saved else ()))
 
-        def gradients(*arguments: Any) -> Values:
-            grads, rest = arguments[: self._results], arguments[self._results :]
-            args, kept = rest[: len(tensors)], rest[len(tensors) : len(tensors) + len(saved.split())]
-            args += rest[len(tensors) + len(kept) :]
-            needs_grad = [True] * count + [False] * (len(args) - count)
-            return cast("type[Engine]", engine).backward(args, kept, grads, needs_grad)[:count]
+        def gradients(args: Values, kept: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+            found = serving(args)
+            if found is None:
+                return _by_autograd(self.plain, args, sum(needs_grad), grads)
+            return found.backward(args, kept, grads, needs_grad)
 
-        self._results = len(results.split())
-        self._where = where
-        self._operator = graph_operator(
-            name, compute, gradients if engine else None, like, tensors=" ".join(tensors[:count]),
-            constants=" ".join(tensors[count:]), numbers=", ".join(numbers), results=results, kept=saved,
-        )  # fmt: skip
-
-    def whole(self) -> type[Engine] | None:
-        """Return the engine that the operator of `in_graphs` computes by default; None for the definition."""
-        return None
+        self._where, self._results = where, len(results.split())
+        counts = {"constants": len(constants.split()), "results": self._results, "kept": len(saved.split())}
+        self._operator = graph_operator(name, compute, gradients, like, definition=self.definition, **counts)
 
     def __call__(self, *args: Any) -> Any:
         if len(args) < self._count:
-            args = self._filled(args)
+            args += self._defaults[len(args) - self._count :]
         if definitions_only() or _preferred == PLAIN:
             return self.plain(*args)
         if self._operator is not None and in_graph() and self._where(*args):
-            return self._from_graph(*args)
-        engine = self._serving(args)
-        if engine is None:
+            found = self._operator(*args)
+            if isinstance(found, Tensor):
+                return found
+            return found[0] if self._results == 1 else tuple(found[: self._results])
+        name = self.chosen(*args)
+        if name == PLAIN:
             return self.plain(*args)
-        if torch.is_grad_enabled():
-            return _Call.apply(self.plain, engine, *args)
-        return engine.evaluate(*args)
-
-    def _filled(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        missing = self._count - len(args)
-        return args + self._defaults[-missing:] if missing > 0 else args
-
-    def _from_graph(self, *args: Any) -> Any:
-        results = cast("Callable[..., Any]", self._operator)(*args)
-        if isinstance(results, Tensor):
-            return results
-        return results[0] if self._results == 1 else tuple(results[: self._results])
-
-    def _serving(self, args: tuple[Any, ...]) -> type[Engine] | None:
-        if _preferred and _preferred in self.engines and self.engines[_preferred].serves(*args):
-            return self.engines[_preferred]
-        for engine in self.engines.values():
-            if engine.serves(*args):
-                return engine
-        return None
+        engine = self.engines[name]
+        return _Call.apply(self.plain, engine, *args) if torch.is_grad_enabled() else engine.evaluate(*args)
 
     def chosen(self, *args: Any) -> str:
         """The name of the engine that an eager call with these arguments takes."""
-        engine = None if _preferred == PLAIN else self._serving(self._filled(args))
-        return next((name for name, each in self.engines.items() if each is engine), PLAIN)
+        if _preferred == PLAIN or (_preferred in self.engines and self.engines[_preferred].serves(*args)):
+            return _preferred
+        for name, engine in self.engines.items():
+            if engine.serves(*args):
+                return name
+        return PLAIN
 
     def explain(self, *args: Any) -> str:
         """Say which engine computes these arguments, and which do not serve them."""
-        args = self._filled(args)
+        if len(args) < self._count:
+            args += self._defaults[len(args) - self._count :]
         refused = [name for name, engine in self.engines.items() if not engine.serves(*args)]
         why = f" (not for these arguments: {', '.join(refused)})" if refused else ""
-        return f"{self.plain.__name__}: {self.chosen(*args)}{why}"
+        return f"{self.definition.__name__}: {self.chosen(*args)}{why}"
 
 
-def operation(plain: Callable[..., Any]) -> Operation:
-    """Decorate the definition of an `Operation`."""
-    return Operation(plain)
-
-
-@contextmanager
-def engine_first(name: str) -> Iterator[None]:
-    """Prefer the engines of a name within the block, as LAGWISE_ENGINE does for a process; ``plain`` for none."""
-    global _preferred
-    before, _preferred = _preferred, name
-    try:
-        yield
-    finally:
-        _preferred = before
+operation = Operation  # as a decorator
 
 
 class _Call(torch.autograd.Function):
@@ -322,9 +291,8 @@ class _Call(torch.autograd.Function):
     def forward(ctx: Any, plain: Callable[..., Any], engine: type[Engine], *args: Any) -> Any:
         ctx.set_materialize_grads(False)
         results, saved = engine.forward(*args)
-        kept = [each if isinstance(each, Tensor) else None for each in args]
-        for position in engine.unsaved:
-            kept[position] = None
+        left_out = engine.unsaved
+        kept = [each if isinstance(each, Tensor) and n not in left_out else None for n, each in enumerate(args)]
         ctx.save_for_backward(*kept, *saved)
         ctx.plain, ctx.engine = plain, engine
         ctx.others = [None if isinstance(each, Tensor) else each for each in args]
@@ -340,154 +308,33 @@ class _Call(torch.autograd.Function):
         if differentiable():
             args = ctx.engine.restored(args, saved[count:])
             return None, None, *differentiable_gradients(ctx.plain, args, needs_grad, grads)
-        return None, None, *ctx.engine.backward(args, saved[count:], grads, needs_grad)
+        found = [*ctx.engine.backward(args, saved[count:], grads, needs_grad)]
+        return None, None, *(found + [None] * (count - len(found)))
 
 
 def differentiable_gradients(
-    function: Callable[..., Any], inputs: Values, needs_grad: Sequence[bool], grads: Sequence[Tensor | None]
-) -> list[Tensor | None]:
-    """Gradients of a differentiable function with respect to the inputs that need them, themselves differentiable.
-
-    Used in the backward of a fast path that cannot be differentiated twice: ``function`` computes the same, more
-    slowly.
-    """
+    function: Callable[..., Any], inputs: Values, needs_grad: Sequence[bool], grads: Sequence[Tensor | None],
+    *, again: bool = True,
+) -> list[Tensor | None]:  # fmt: skip
+    """Gradients of a differentiable function with respect to the inputs that need them, themselves differentiable
+    (``again``): for the backward of a fast path that cannot be differentiated twice."""
     with torch.enable_grad():
         # Use views, since one input may have been made from another: only the function's own use of each counts here.
         inputs = [t.view_as(t) if needed else t for t, needed in zip(inputs, needs_grad, strict=True)]
-        sources = [t for t, needed in zip(inputs, needs_grad, strict=True) if needed]
         results = function(*inputs)
         results = [results] if isinstance(results, Tensor) else results
-        pairs = [
-            (result, grad)
-            for result, grad in zip(results, grads, strict=True)
-            if grad is not None and result.requires_grad
-        ]
-        if not pairs:  # a constant of the inputs that need gradients
+        used = [(y, g) for y, g in zip(results, grads, strict=True) if g is not None and y.requires_grad]
+        if not used:  # a constant of the inputs that need gradients
             return [None] * len(needs_grad)
-        outputs, grads = zip(*pairs, strict=True)
-        gradients = iter(torch.autograd.grad(outputs, sources, grads, create_graph=True, allow_unused=True))
+        sources = [t for t, needed in zip(inputs, needs_grad, strict=True) if needed]
+        outputs, weights = zip(*used, strict=True)
+        gradients = iter(torch.autograd.grad(outputs, sources, weights, create_graph=again, allow_unused=True))
     return [next(gradients) if needed else None for needed in needs_grad]
 
 
-class Form(Protocol):
-    """A product ``y = x * k`` of a signal ``(batch, length, channels)`` and one kernel per channel.
-
-    It is defined by three contractions of ``<g, x * k>``: 0 gives y from x and k, 1 the gradient of x from g and k, and
-    2 the gradient of k from g and x. The gradients of each contraction are the other two.
-    """
-
-    @property
-    def channel_axis(self) -> int:
-        """The kernel's axis of channels."""
-        ...
-
-    def contract(self, index: int, a: Tensor, b: Tensor, /) -> Tensor:
-        """Compute the contraction with this index, without a gradient."""
-        ...
-
-    def gradients(
-        self, grad: Tensor, x: Tensor, kernel: Tensor, needs_grad: Sequence[bool], /
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Compute contractions 1 and 2, each if it is needed; they may share work."""
-        ...
-
-
-class Bilinear(Operation):
-    """An operation that is linear in its first two arguments, a signal and a kernel: differentiable any number of times
-    and under `torch.func`, always by fast contractions.
-
-    It decorates a function that returns the `Form` for the same arguments: signal, kernel and settings. Engines may
-    serve some arguments faster. The operator of `in_graphs` is the form's, too.
-    """
-
-    def __init__(self, form: Callable[..., Form]):
-        super().__init__(form)
-        self.plain = lambda x, kernel, *settings: bilinear_product(x, kernel, form(x, kernel, *settings))
-
-    def whole(self) -> type[Engine]:
-        form = self.definition
-
-        class Contractions(Engine):
-            forward = staticmethod(lambda *args: (form(*args).contract(0, *args[:2]), ()))
-            backward = staticmethod(
-                lambda args, saved, grads, needs_grad: form(*args).gradients(grads[0], *args[:2], needs_grad[:2])
-            )
-
-        return Contractions
-
-
-def bilinear_product(x: Tensor, kernel: Tensor, form: Form) -> Tensor:
-    """``x * k`` of a form."""
-    return _Contraction.apply(x, kernel, 0, form) if transformed() else _Product.apply(x, kernel, form)
-
-
-class _Product(torch.autograd.Function):
-    """Contraction 0 with both gradients in one pass, unless they are differentiated again."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, kernel: Tensor, form: Form) -> Tensor:
-        ctx.save_for_backward(x, kernel)
-        ctx.form = form
-        return form.contract(0, x, kernel)
-
-    @staticmethod
-    def backward(ctx, grad: Tensor):
-        x, kernel = ctx.saved_tensors
-        needs_grad = (ctx.needs_input_grad[0], ctx.needs_input_grad[1])
-        if not differentiable():
-            return *ctx.form.gradients(grad, x, kernel, needs_grad), None
-        dx = _Contraction.apply(grad, kernel, 1, ctx.form).to(x.dtype) if needs_grad[0] else None
-        return dx, _Contraction.apply(grad, x, 2, ctx.form).to(kernel.dtype) if needs_grad[1] else None, None
-
-
-class _Contraction(torch.autograd.Function):
-    """Any contraction, with rules for every transform. It is separate from `_Product` because compilers refuse some of
-    these rules."""
-
-    @staticmethod
-    def forward(a: Tensor, b: Tensor, index: int, form: Form) -> Tensor:
-        return form.contract(index, a, b)
-
-    @staticmethod
-    def setup_context(ctx, inputs: tuple[Tensor, Tensor, int, Form], output: Tensor) -> None:
-        a, b, ctx.index, ctx.form = inputs
-        ctx.save_for_backward(a, b)
-        ctx.save_for_forward(a, b)
-
-    @staticmethod
-    def backward(ctx, grad: Tensor):
-        saved = ctx.saved_tensors
-        positions = [position for position in range(3) if position != ctx.index]
-        operands = dict(zip(positions, saved, strict=True)) | {ctx.index: grad}
-        gradients = []
-        for position, old, needed in zip(positions, saved, ctx.needs_input_grad[:2], strict=True):
-            others = (operands[other] for other in range(3) if other != position)
-            gradients.append(_Contraction.apply(*others, position, ctx.form).to(old.dtype) if needed else None)
-        return *gradients, None, None
-
-    @staticmethod
-    def jvp(ctx, a_tangent: Tensor, b_tangent: Tensor, *_: None) -> Tensor:
-        a, b = ctx.saved_tensors
-        by_a, by_b = ((a_tangent, b), (a, b_tangent))
-        return _Contraction.apply(*by_a, ctx.index, ctx.form) + _Contraction.apply(*by_b, ctx.index, ctx.form)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple, a: Tensor, b: Tensor, index: int, form: Form) -> tuple[Tensor, int]:
-        """Several signals with one kernel become a larger batch; signals with one kernel each become more channels."""
-        if index != 2 and in_dims[1] is None:
-            folded = a.movedim(in_dims[0], 0).flatten(0, 1)
-            return _Contraction.apply(folded, b, index, form).unflatten(0, (info.batch_size, -1)), 0
-        axes = [2, form.channel_axis if index != 2 else 2]
-        folded = []
-        for t, dim, axis in zip((a, b), in_dims[:2], axes, strict=True):
-            t = t.unsqueeze(axis) if dim is None else t.movedim(dim, axis)
-            folded.append(t.expand(*t.shape[:axis], info.batch_size, *t.shape[axis + 1 :]).flatten(axis, axis + 1))
-        axis = form.channel_axis if index == 2 else 2
-        return _Contraction.apply(*folded, index, form).unflatten(axis, (info.batch_size, -1)), axis
-
-
 _SCHEMA = {
-    int: "SymInt", float: "float", bool: "bool", str: "str", torch.dtype: "ScalarType", list[int]: "SymInt[]",
+    Tensor: "Tensor", Tensor | None: "Tensor?", int: "SymInt", float: "float", bool: "bool", str: "str",
+    torch.dtype: "ScalarType", list[int]: "SymInt[]",
 }  # fmt: skip
 
 
@@ -497,131 +344,78 @@ def graph_operator(
     gradients: Callable[..., Any] | None,
     like: Callable[..., Any],
     *,
-    tensors: str,
-    numbers: str = "",
-    constants: str = "",
-    results: str = "y",
-    kept: str = "",
+    definition: Callable[..., Any] | None = None,
+    constants: int = 0,
+    results: int = 1,
+    kept: int = 0,
 ) -> Callable[..., Any]:
-    """The operator ``lagwise::NAME``, to be called where `in_graph`: a compiled graph calls it as it is, so that what
-    it computes is not compiled anew for every length.
+    """The operator ``lagwise::NAME``, to be called where `in_graph`, as `Operation.in_graphs` does.
 
-    Args:
-        compute: Takes the tensors, the constants and the numbers. Returns the results and what is kept for the
-            gradient: one tensor, or a tuple.
-        gradients: Takes the gradients of the results, the tensors, the constants, what was kept, and the numbers.
-            Returns a gradient of each of the tensors. None: autograd's, for which compute is called again.
-        like: Returns new tensors like those of compute, for the same arguments.
-        tensors, constants, results, kept: Names, separated by spaces. Constants are tensors without a gradient. Inputs
-            whose name ends in ``?`` may be None.
-        numbers: As in a schema, such as ``SymInt origin, str engine``.
+    Parameters of compute (or of the definition) are annotated, tensors before numbers; the last ``constants`` tensors
+    have no gradient. compute returns so many results, and what is kept. gradients returns a gradient of each tensor
+    from the arguments, what was kept, the gradients of the results, and which arguments need one; None is autograd's,
+    for which compute is called again. like returns new tensors like those of compute.
     """
-    inputs, outputs = f"{tensors} {constants}".split(), f"{results} {kept}".split()
-    count, n_tensors, n_results = len(inputs), len(tensors.split()), len(results.split())
-    derive: Callable[..., Any] = gradients or functools.partial(
-        _autograd_gradients, compute, n_results, count, n_tensors
-    )
+    parameters = inspect.signature(definition or compute, eval_str=True).parameters.values()
+    count = sum(p.annotation in (Tensor, Tensor | None) for p in parameters)
+    n_tensors, n_outputs = count - constants, results + kept
+    needs_grad = [True] * n_tensors + [False] * (len(parameters) - n_tensors)
 
-    def schema(names: list[str], returned: str) -> str:
-        of_tensors = [f"Tensor? {name[:-1]}" if name.endswith("?") else f"Tensor {name}" for name in names]
-        return f"({', '.join(of_tensors + [numbers] * bool(numbers))}) -> {returned}"
+    def apart(*arguments: Any) -> Any:
+        found = compute(*arguments)
+        found = _separate((found,) if isinstance(found, Tensor) else found, arguments)
+        return found[0] if n_outputs == 1 else found
 
-    def contiguous_gradients(*arguments: Any) -> list[Tensor]:
-        inputs = arguments[n_results : n_results + n_tensors]
-        pairs = zip(derive(*arguments), inputs, strict=True)
-        return [gradient.to(x.dtype).contiguous() for gradient, x in pairs if x is not None]
+    def derive(grads: list[Tensor], given: list[Tensor | None], kept: list[Tensor], *numbers: Any) -> list[Tensor]:
+        args = (*given, *numbers)
+        if gradients is None:
+            found = _by_autograd(compute, args, n_tensors, grads)
+        else:
+            found = gradients(args, kept, grads, needs_grad)
+        pairs = [(g, x) for g, x in zip(found, given[:n_tensors], strict=False) if x is not None]
+        return [torch.zeros_like(x) if g is None else g.to(x.dtype).contiguous() for g, x in pairs]
 
-    def separate(*arguments: Any) -> Any:
-        results = compute(*arguments)
-        single = isinstance(results, Tensor)
-        return _separate((results,), arguments)[0] if single else _separate(results, arguments)
-
-    returned = "Tensor" if len(outputs) == 1 else f"({', '.join(['Tensor'] * len(outputs))})"
-    operator = torch.library.custom_op(f"lagwise::{name}", separate, mutates_args=(), schema=schema(inputs, returned))
-    given = [*(f"grad_{each}" for each in results.split()), *inputs, *kept.split()]
-    backward = torch.library.custom_op(
-        f"lagwise::{name}_gradients", contiguous_gradients, mutates_args=(), schema=schema(given, "Tensor[]")
-    )
+    typed = [f"{_SCHEMA[p.annotation]} {p.name}" for p in parameters]
+    returned = "Tensor" if n_outputs == 1 else f"({', '.join(['Tensor'] * n_outputs)})"
+    schema = f"({', '.join(typed)}) -> {returned}"
+    operator = torch.library.custom_op(f"lagwise::{name}", apart, mutates_args=(), schema=schema)
+    lists = ["Tensor[] grads", "Tensor?[] inputs", "Tensor[] kept", *typed[count:]]
+    schema = f"({', '.join(lists)}) -> Tensor[]"
+    backward = torch.library.custom_op(f"lagwise::{name}_gradients", derive, mutates_args=(), schema=schema)
 
     def save(ctx: Any, *, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs[:count], *(output[n_results:] if kept else ()))
+        ctx.save_for_backward(*inputs[:count], *(output[results:] if kept else ()))
         ctx.numbers = inputs[count:]
 
     def differentiate(ctx: Any, *grads: Tensor) -> Any:
-        grads = tuple(grad.contiguous() for grad in grads[:n_results])
-        saved = ctx.saved_tensors
-        result = iter(backward(*grads, *saved, *ctx.numbers))
-        of_tensors = [None if x is None else next(result) for x in saved[:n_tensors]]
+        saved, grads = ctx.saved_tensors, tuple(grad.contiguous() for grad in grads[:results])
+        found = iter(backward(list(grads), list(saved[:count]), list(saved[count:]), *ctx.numbers))
+        of_tensors = [None if x is None else next(found) for x in saved[:n_tensors]]
         return *of_tensors, *([None] * (count - n_tensors + len(ctx.numbers)))
 
     operator.register_fake(like)
-    backward.register_fake(
-        lambda *given: [x.new_empty(x.shape) for x in given[n_results:][:n_tensors] if x is not None]
-    )
+    backward.register_fake(lambda _, given, *__: [x.new_empty(x.shape) for x in given[:n_tensors] if x is not None])
     operator.register_autograd(differentiate, setup_context=save)
     return operator
 
 
 def _separate(results: Iterable[Tensor], inputs: Iterable[Any]) -> tuple[Tensor, ...]:
     """Contiguous results that share no memory with inputs or with each other, which PyTorch forbids in an operator."""
-    used = {x.untyped_storage().data_ptr() for x in inputs if isinstance(x, Tensor)}
-    apart = []
+    used, apart = {x.untyped_storage().data_ptr() for x in inputs if isinstance(x, Tensor)}, []
     for result in results:
         result = result.contiguous()
-        shared = result.untyped_storage().data_ptr() in used
-        apart.append(result.clone() if shared else result)
+        apart.append(result.clone() if result.untyped_storage().data_ptr() in used else result)
         used.add(apart[-1].untyped_storage().data_ptr())
     return tuple(apart)
 
 
-def _autograd_gradients(
-    compute: Callable[..., Any], results: int, inputs: int, n_tensors: int, *arguments: Any
-) -> list[Tensor | None]:
-    """The gradients of the first ``n_tensors`` inputs, from those of the results. Custom operators run below autograd,
-    so the thread's dispatch keys are restored for autograd to record."""
-    grads, values, numbers = arguments[:results], arguments[results : results + inputs], arguments[results + inputs :]
+def _by_autograd(compute: Callable[..., Any], args: Values, count: int, grads: Values) -> list[Tensor | None]:
+    """Gradients of the first ``count`` arguments. Custom operators run below autograd, so the thread's dispatch keys
+    are restored for autograd to record."""
     with torch._C._ForceDispatchKeyGuard(_INCLUDED, _EXCLUDED), torch.enable_grad():
-        sources = [None if x is None else x.detach().requires_grad_() for x in values[:n_tensors]]
-        outputs = compute(*sources, *values[n_tensors:], *numbers)
-        outputs = (outputs,) if isinstance(outputs, Tensor) else outputs[:results]
-        wrt = [x for x in sources if x is not None]
-        gradients = iter(torch.autograd.grad(outputs, wrt, grads, allow_unused=True, materialize_grads=True))
-    return [None if x is None else next(gradients) for x in sources]
-
-
-def callable_directly(*arguments: Any) -> bool:
-    """Whether a loop in C or a kernel may read these arguments' memory and skip PyTorch's dispatcher: no gradient,
-    trace or mode would miss the operation, and every tensor is an ordinary one, not one that is fake, batched, negated
-    on reading, or of a class of its own."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return False
-    if not _quiet(torch._C._dispatch_tls_local_include_set().raw_repr()):
-        return False
-    for argument in arguments:
-        for each in argument if type(argument) is list else (argument,):
-            kind = type(each)
-            if kind is Tensor or kind is nn.Parameter:
-                keys = torch._C._dispatch_keys(each).raw_repr()
-                if not (_known[keys] if keys in _known else _ordinary(keys, each)):
-                    return False
-            elif isinstance(each, Tensor):
-                return False
-    return True
-
-
-# By the dispatch keys of a tensor, whether it is an ordinary one: every operation would else find it out again.
-_known: dict[int, bool] = {}
-
-
-@functools.cache
-def _quiet(keys: int) -> bool:
-    return not keys & ~_QUIET
-
-
-def _ordinary(keys: int, x: Tensor) -> bool:
-    with torch.inference_mode(False):
-        ordinary = torch._C._dispatch_keys(torch.empty(0, device=x.device.type)).raw_repr()
-    return _known.setdefault(keys, not keys & ~ordinary)
+        sources = [None if x is None else x.detach().requires_grad_() for x in args[:count]]
+        needs_grad = [x is not None for x in sources] + [False] * (len(args) - count)
+        return differentiable_gradients(compute, [*sources, *args[count:]], needs_grad, grads, again=False)
 
 
 def loop_operator(
@@ -630,13 +424,9 @@ def loop_operator(
     """Decorate a function of tensors that calls a loop in C, or a kernel on a GPU, so that it works on whatever tensors
     PyTorch has: fake, traced and batched ones too.
 
-    It becomes the operator ``lagwise::NAME``, without a gradient. A call that can be made directly
+    It becomes the operator ``NAMESPACE::NAME``, without a gradient, which writes to the arguments of the names
+    ``writes``; ``like`` returns new tensors like the results, for the same arguments. A call that can be made directly
     (`callable_directly`) skips PyTorch's dispatcher, which saves 30 microseconds.
-
-    Args:
-        like: Returns new tensors like the results, for the same arguments.
-        namespace: Namespace of the operator.
-        writes: Names of the arguments that it writes to.
     """
 
     def decorate(function: _Function) -> _Function:

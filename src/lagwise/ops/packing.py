@@ -123,11 +123,10 @@ class Layout:
             known_on_host(self.mask, mask)
         return Layout(mask, seq_idx, grid=self.grid, shard=self.shard)
 
-    def _moved(self, *tensors: Tensor | None) -> list[Tensor | None]:
+    def _here(self, *tensors: Tensor | None) -> list[Any]:
         """Tensors of the host's layout on this one's device, by one copy."""
         like = self.seq_idx if self.mask is None else self.mask
-        assert like is not None
-        return on_device(tensors, like.device)
+        return list(tensors) if self.host is self or like is None else on_device(tensors, like.device)
 
     @_once
     def padded_before(self) -> bool:
@@ -149,7 +148,7 @@ class Layout:
         mask, seq_idx, time = self.mask, self.seq_idx, self.token_time
         mask = None if mask is None else mask[rows, order]
         mask = mask if mask is None or traced() else _unless_full(mask)
-        seq_idx = None if seq_idx is None else document_starts(seq_idx).long().cumsum(1)[rows, order]
+        seq_idx = None if seq_idx is None else document_numbers(seq_idx)[rows, order]
         if time is not None:
             time = time[rows[:, 0]] if self.by_row else time[rows, order]
         return Layout(mask, seq_idx, token_time=time)
@@ -163,9 +162,9 @@ class Layout:
     @_once
     def extents(self) -> tuple[Tensor, Tensor, int]:
         """`row_extents` of the mask, and the largest of these lengths."""
-        first, lengths = row_extents(_mask(self.host))
-        moved = [first, lengths] if self.host is self else self._moved(first, lengths)
-        return moved[0], moved[1], int(lengths.max())  # type: ignore[return-value]
+        extents = row_extents(_mask(self.host))
+        first, lengths = self._here(*extents)
+        return first, lengths, int(extents[1].max())
 
     @_once
     def buckets(self) -> tuple[Bucket, ...]:
@@ -183,68 +182,19 @@ class Layout:
     def _for_graphs(self) -> tuple[Bucket, ...]:
         buckets = self._grouped(graph=True)
         for bucket in buckets:
-            for each in (*bucket[:3], bucket.layout.mask):
+            for each in (bucket.source, bucket.target, bucket.layout.mask):
                 assert each is not None
                 with_open_sizes(each)
         return buckets
 
     def _grouped(self, graph: bool) -> tuple[Bucket, ...]:
-        if self.host is not self:
-            there = self.host._grouped(graph)
-            masks = [bucket.layout.mask for bucket in there]
-            moved = self._moved(*(t for bucket in there for t in bucket[:3]), *masks)
-            rows, masks = moved[: 3 * len(there)], moved[3 * len(there) :]
-            return tuple(
-                self._bucket(*rows[3 * n : 3 * n + 3], masks[n], bucket.layout)  # type: ignore[arg-type]
-                for n, bucket in enumerate(there)
-            )
-        assert self.seq_idx is not None
-        starts = document_starts(self.seq_idx).flatten()
-        first = starts.nonzero()[:, 0]
-        lengths = torch.diff(first, append=first.new_tensor([starts.numel()]))
-        real = None if self.mask is None else self.mask.flatten()
-        if real is not None:
-            document = starts.cumsum(0) - 1
-            kept = torch.zeros_like(lengths).index_add(0, document, real.long()) > 0
-            first, lengths = first[kept], lengths[kept]
-        max_groups = _GROUPS_OF_GRAPHS if graph else _GROUPS
-        groups = similar_lengths(lengths, max_groups, min_rows=2 if graph else 1)
-        if graph:
-            groups += [first.new_zeros(0)] * (max_groups - len(groups))
+        groups = _groups(self.host, _GROUPS_OF_GRAPHS if graph else _GROUPS, graph)
+        moved = self._here(*(each for group in groups for each in group))
         buckets = []
-        for each in groups:
-            begin, count = first[each], lengths[each]
-            longest = max(count.tolist(), default=0)
-            if graph:  # empty documents sort to the end, where `per_document` drops them
-                longest, missing = max(longest, _FILLED), max(2 - len(each), 0)
-                begin, count = F.pad(begin, (0, missing)), F.pad(count, (0, missing), value=_FILLED)
-            offset = torch.arange(longest, device=first.device)
-            inside = offset < count[:, None]
-            source = (begin[:, None] + offset).where(inside, begin[:, None])  # a valid position: its value is not used
-            source = source.clamp(max=starts.numel() - 1)  # a row may be shorter than what fills a group
-            mask, position = inside if real is None else inside & real[source], source
-            if graph:
-                fills = torch.arange(len(begin), device=first.device)[:, None] >= len(each)
-                token = 0 if real is None else int(real.int().argmax())  # a real token, if any, has finite values
-                mask, position = mask | (inside & fills), source.masked_fill(fills, starts.numel())
-                source = source.masked_fill(fills, token)
-            where = inside.flatten().nonzero()[:, 0]
-            buckets.append(self._bucket(source, position[inside], where, mask if graph else _unless_full(mask)))
+        for source, target, mask in zip(*(moved[n::3] for n in range(3)), strict=True):
+            time = None if self.token_time is None else self.token_time.flatten()[source]
+            buckets.append(Bucket(source, target, _known(mask, None, time)))
         return tuple(buckets)
-
-    def _bucket(
-        self, source: Tensor, tokens: Tensor, where: Tensor, mask: Tensor | None, host: Layout | None = None
-    ) -> Bucket:
-        time = None if self.token_time is None else self.token_time.flatten()[source]
-        layout = Layout(mask, token_time=time)
-        return Bucket(source, tokens, where, layout if host is None else layout.known(host))
-
-    def known(self, host: Layout) -> Layout:
-        """Return the layout, with values that the host knows."""
-        self._found["host"] = host
-        if self.mask is not None and host.mask is not None:
-            known_on_host(self.mask, host.mask)
-        return self
 
     @_once
     def axes(self) -> tuple[Layout, Layout]:
@@ -264,30 +214,12 @@ class Layout:
         of these n tokens as one packed row. None if this is hardly shorter than the batch, or if there is a grid."""
         if self.mask is None or self.grid is not None or self.shard is not None or self.by_row:
             return None
-        if self.host is not self:
-            compact = self.host.compact
-            if compact is None:
-                return None
-            kept, mask, seq_idx = self._moved(compact[0], compact[1].mask, compact[1].seq_idx)
-            return kept, Layout(mask, seq_idx, token_time=self._kept_time(kept)).known(compact[1])  # type: ignore
-        if not self.mask.any(1).all():
+        found = _kept(self.host)
+        if found is None:
             return None
-        mask = self.mask
-        inside = mask.cumsum(1).bool() & mask.flip(1).cumsum(1).flip(1).bool()
-        kept = inside.flatten().nonzero()[:, 0]
-        if len(kept) > _COMPACT_BELOW * mask.numel():
-            return None
-        rows = torch.arange(len(mask), device=mask.device)[:, None].expand_as(mask)
-        document = rows.flatten()[kept]
-        if self.seq_idx is not None:  # a new number wherever the row or document changes
-            numbers = self.seq_idx.flatten()[kept]
-            changed = (document.diff() != 0) | (numbers.diff() != 0)
-            document = F.pad(changed.cumsum(0), (1, 0))
-        own = _unless_full(mask.flatten()[kept][None])
-        return kept, Layout(own, document[None], token_time=self._kept_time(kept))
-
-    def _kept_time(self, kept: Any) -> Tensor | None:
-        return None if self.token_time is None else self.token_time.flatten()[kept][None]
+        kept, mask, seq_idx = self._here(*found)
+        time = None if self.token_time is None else self.token_time.flatten()[kept][None]
+        return kept, _known(mask, seq_idx, time)
 
     @_once
     def rows_by_time(self) -> list[tuple[float, Tensor, Layout]]:
@@ -322,15 +254,12 @@ class Bucket(NamedTuple):
     Attributes:
         source: the position in the flattened batch of every position of the padded one, ``(documents, longest)``; at
             padding that of any token.
-        tokens: the positions of the tokens alone, ``(n,)``; one past the last of the flattened batch for those of
-            documents that only fill a group of a graph.
-        where: their positions in the flattened padded batch, ``(n,)``.
+        target: like it, but one past the last of the flattened batch at padding.
         layout: the layout of the padded batch.
     """
 
     source: Tensor
-    tokens: Tensor
-    where: Tensor
+    target: Tensor
     layout: Layout
 
 
@@ -362,11 +291,70 @@ def per_document(mix: Callable[[Tensor, Layout], Tensor], x: Tensor, layout: Lay
         mixed = mix(padded, bucket.layout).flatten(0, 1)
         if result is None:
             result = mixed.new_zeros(len(flat) + 1, mixed.shape[1])
-        result = result.index_copy(0, bucket.tokens, mixed.index_select(0, bucket.where).to(result.dtype))
+        result = result.index_copy(0, bucket.target.flatten(), mixed.to(result.dtype))
     if result is None:  # only padding: any token tells the channels
         mixed = mix(x.new_zeros(1, 1, x.shape[2]), Layout())
         result = mixed.new_zeros(len(flat), mixed.shape[2])
     return result[: len(flat)].unflatten(0, x.shape[:2])
+
+
+def _known(mask: Tensor | None, seq_idx: Tensor | None, time: Tensor | None) -> Layout:
+    """A layout of tensors whose values the host knows."""
+    layout = Layout(mask, seq_idx, token_time=time)
+    layout.mask = mask  # the object itself
+    return layout
+
+
+def _groups(layout: Layout, max_groups: int, graph: bool) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+    """Source, target and mask of the buckets."""
+    assert layout.seq_idx is not None
+    starts = document_starts(layout.seq_idx).flatten()
+    first = starts.nonzero()[:, 0]
+    lengths = torch.diff(first, append=first.new_tensor([starts.numel()]))
+    real = None if layout.mask is None else layout.mask.flatten()
+    if real is not None:
+        document = starts.cumsum(0) - 1
+        kept = torch.zeros_like(lengths).index_add(0, document, real.long()) > 0
+        first, lengths = first[kept], lengths[kept]
+    groups = similar_lengths(lengths, max_groups, min_rows=2 if graph else 1)
+    if graph:
+        groups += [first.new_zeros(0)] * (max_groups - len(groups))
+    buckets = []
+    for each in groups:
+        begin, count = first[each], lengths[each]
+        longest = max(count.tolist(), default=0)
+        if graph:  # empty documents sort to the end, where `per_document` drops them
+            longest, missing = max(longest, _FILLED), max(2 - len(each), 0)
+            begin, count = F.pad(begin, (0, missing)), F.pad(count, (0, missing), value=_FILLED)
+        offset = torch.arange(longest, device=first.device)
+        inside = offset < count[:, None]
+        source = (begin[:, None] + offset).where(inside, begin[:, None])  # a valid position: its value is not used
+        source = source.clamp(max=starts.numel() - 1)  # a row may be shorter than what fills a group
+        mask, target = inside if real is None else inside & real[source], source.where(inside, starts.numel())
+        if graph:
+            fills = torch.arange(len(begin), device=first.device)[:, None] >= len(each)
+            token = 0 if real is None else int(real.int().argmax())  # a real token, if any, has finite values
+            mask, target = mask | (inside & fills), target.masked_fill(fills, starts.numel())
+            source = source.masked_fill(fills, token)
+        buckets.append((source, target, mask if graph else _unless_full(mask)))
+    return buckets
+
+
+def _kept(layout: Layout) -> tuple[Tensor, Tensor | None, Tensor] | None:
+    """Positions, mask and documents of `Layout.compact`."""
+    mask = _mask(layout)
+    if not mask.any(1).all():
+        return None
+    inside = mask.cumsum(1).bool() & mask.flip(1).cumsum(1).flip(1).bool()
+    kept = inside.flatten().nonzero()[:, 0]
+    if len(kept) > _COMPACT_BELOW * mask.numel():
+        return None
+    document = kept // mask.shape[1]
+    if layout.seq_idx is not None:  # a new number wherever the row or document changes
+        numbers = layout.seq_idx.flatten()[kept]
+        changed = (document.diff() != 0) | (numbers.diff() != 0)
+        document = F.pad(changed.cumsum(0), (1, 0))
+    return kept, _unless_full(mask.flatten()[kept][None]), document[None]
 
 
 def _holes(layout: Layout) -> Tensor:
@@ -378,7 +366,7 @@ def _holes(layout: Layout) -> Tensor:
     index = torch.arange(mask.shape[1], device=mask.device)
     before = F.pad(torch.where(mask, index, -1).cummax(1).values[:, :-1], (1, 0), value=-1)
     after = mask & (before >= 0) & (before < index - 1)
-    document = document_starts(layout.seq_idx).long().cumsum(1)
+    document = document_numbers(layout.seq_idx)
     return after & (document == document.gather(1, before.clamp(min=0)))
 
 
@@ -425,7 +413,7 @@ class _MoveRows(Engine):
 
     @staticmethod
     def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
-        return move_rows.plain(grads[0], -args[1], saved[0].shape[2]), None, None
+        return (move_rows.plain(grads[0], -args[1], saved[0].shape[2]),)
 
     @staticmethod
     def restored(args: Values, saved: Values) -> Values:
@@ -464,6 +452,11 @@ def document_starts(seq_idx: Tensor) -> Tensor:
     return starts
 
 
+def document_numbers(seq_idx: Tensor) -> Tensor:
+    """The number of each token's document in its row, from 1."""
+    return document_starts(seq_idx).long().cumsum(1)
+
+
 def seq_idx_from_cu_seqlens(cu_seqlens: Tensor, length: int) -> Tensor:
     """Document numbers of one packed row from cumulative lengths.
 
@@ -476,7 +469,7 @@ def seq_idx_from_cu_seqlens(cu_seqlens: Tensor, length: int) -> Tensor:
         raise ValueError(f"cu_seqlens must grow from 0 to at most {length}, got {cu_seqlens.tolist()}")
     here = torch.searchsorted(cu_seqlens, torch.arange(length, device="cpu"), right=True)[None] - 1
     (there,) = on_device([here], device)
-    return here if there is None else known_on_host(there, here)
+    return here if there is None else there
 
 
 def _mask(layout: Layout) -> Tensor:

@@ -7,6 +7,7 @@ PyTorch's own all-to-all, so every process must run the same mixers in the same 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed._functional_collectives import all_to_all_single_autograd, wait_tensor
 
-from lagwise.ops.packing import Layout, document_starts, per_document
+from lagwise.ops.packing import Layout, document_numbers, per_document
 
 Mix = Callable[[Tensor, Layout], Tensor]
 Span = tuple[int, int]
@@ -70,7 +71,6 @@ class Shard:
             document = torch.zeros(batch, length, device=device) if seq_idx is None else seq_idx
             whole_documents = self.gathered(document.long())
         self.whole = Layout(whole_mask, whole_documents)
-        self._documents: Tensor | None = None
 
     def gathered(self, x: Tensor) -> Tensor:
         """Gather all tokens of x ``(batch, length, ...)``, of which every process has its shard."""
@@ -162,12 +162,10 @@ class Shard:
             total = total + each
         return total
 
-    @property
+    @functools.cached_property
     def documents(self) -> Tensor | None:
         """The number of every token's document in its row, ``(batch, all)``; None if rows are single documents."""
-        if self._documents is None and self.whole.seq_idx is not None:
-            self._documents = document_starts(self.whole.seq_idx).cumsum(1)
-        return self._documents
+        return None if self.whole.seq_idx is None else document_numbers(self.whole.seq_idx)
 
     def open_end(self, *, backward: bool = False) -> Tensor | None:
         """Mask ``(batch, length)`` of the shard's tokens in the document of its last token, or of its first; None for
@@ -189,16 +187,6 @@ class Shard:
         first = index if mask is None else index.masked_fill(~mask, self.length)
         first = torch.full_like(index, self.length).scatter_reduce(1, document - 1, first, "amin")
         return index - first.gather(1, document - 1)
-
-    def has_holes(self) -> bool:
-        """Whether there is padding between the tokens of a document."""
-        mask, position = self.whole.mask, self.positions()
-        if mask is None:
-            return False
-        document = torch.ones_like(position) if self.documents is None else self.documents
-        real = torch.zeros_like(position).scatter_add(1, document - 1, mask.long())
-        last = torch.full_like(position, -1).scatter_reduce(1, document - 1, position.masked_fill(~mask, -1), "amax")
-        return bool((real != last + 1).any())
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum of x over the processes."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import has_static_value
 
+from lagwise.ops.operation import in_graph
 from lagwise.ops.precision import compute_dtype
 
 FINE = 64  # distance of exponentials over a symbolic number of lags; those between are products
@@ -16,10 +20,18 @@ def symbolic(length: int) -> bool:
     return not isinstance(length, int)
 
 
+def open_length(length: int) -> bool:
+    """Whether a graph being recorded may have to hold for other lengths, too."""
+    return symbolic(length) or in_graph()
+
+
 def chunk_count(length: int, size: int) -> int:
-    """Number of pieces of a size that hold a symbolic length: at least two, because a graph exported with a single
-    piece works for no other number."""
-    return length // size + 2
+    """Number of chunks of a size that hold a length: at least two where a graph leaves it open, because a graph of a
+    single chunk works for no other number."""
+    if symbolic(length):
+        return length // size + 2
+    whole = -(-length // size)
+    return whole if has_static_value(length) else cast("int", torch.sym_max(whole, 2))
 
 
 def symbolic_product(x: Tensor, taps: Tensor, origin: int, dilation: int = 1) -> Tensor:

@@ -13,39 +13,34 @@ from lagwise.ops import native
 from lagwise.ops.fused import fused
 from lagwise.ops.fused import gate as gate_kernels
 from lagwise.ops.fused.linear import joint_linear
-from lagwise.ops.fused.norm import norm, norm_gradients
-from lagwise.ops.operation import Engine, Values, intercepted, is_plain_parameter, loop_operator, operation
+from lagwise.ops.fused.norm import residual_norm
+from lagwise.ops.operation import Engine, Values, intercepted, is_plain_parameter, operation
 
 _FORWARD = nn.Linear.forward
 
 
 def apply_linear(x: Tensor, *layers: Any) -> tuple[list[Tensor], Tensor | None]:
-    """Apply linear layers to x, where possible without adding their biases, which a loop in C, or a kernel on a GPU,
-    adds in the same pass.
+    """Apply linear layers to x, where possible without adding their biases, which a loop in C adds in the same pass.
 
     Returns the layers' outputs and None; or, where these are used and every layer is a plain `torch.nn.Linear` with a
     bias, x times the weights alone, in tensors that nothing else holds, and the biases ``(layers, channels)``.
     """
-    at_once = fused(x)
-    if not (at_once or _loops_serve(x)) or not _plain_linears(x, layers):
+    if not native.serves(x, min_elements=native.MIN_ELEMENTS) or not _plain_linears(x, layers):
         return linears(x, *layers), None
-    weights = [layer.weight for layer in layers]
-    outputs = joint_linear(x, weights, []) if at_once else [F.linear(x, weight) for weight in weights]
-    return outputs, torch.stack([layer.bias for layer in layers])
+    return [F.linear(x, layer.weight) for layer in layers], torch.stack([layer.bias for layer in layers])
 
 
-def linears(x: Tensor, *layers: Any) -> list[Tensor]:
-    """Apply linear layers to x; on a GPU as one matrix product."""
+def linears(x: Tensor, *layers: Any, sizes: Sequence[int] | None = None) -> list[Tensor]:
+    """Apply linear layers to x; on a GPU as one matrix product, in parts of these sizes if any are given."""
     if fused(x) and _plain_linears(x, layers, biased=False):
-        return joint_linear(x, [layer.weight for layer in layers], [layer.bias for layer in layers])
+        return joint_linear(x, [layer.weight for layer in layers], [layer.bias for layer in layers], sizes)
     return [layer(x) for layer in layers]
 
 
 def split_linear(x: Tensor, layer: Any, sizes: Sequence[int]) -> Sequence[Tensor]:
     """``layer(x)`` in parts of these sizes, along the channels."""
-    if fused(x) and _plain_linears(x, [layer], biased=False):
-        return joint_linear(x, [layer.weight], [layer.bias], sizes)
-    return layer(x).split(list(sizes), dim=-1)
+    parts = linears(x, layer, sizes=sizes)
+    return parts if len(parts) == len(sizes) else parts[0].split(list(sizes), dim=-1)
 
 
 @operation
@@ -73,11 +68,11 @@ class _SiluProduct(Engine):
 
     @staticmethod
     def forward(gate: Tensor, value: Tensor, biases: Tensor | None) -> tuple[Tensor, Values]:
-        return silu_product_loop(gate, value, biases), ()
+        return native.silu_product(gate, value, biases), ()
 
     @staticmethod
     def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
-        dgate, dvalue, dbiases = silu_product_gradients(grads[0], *args)
+        dgate, dvalue, dbiases = native.silu_product_gradients(grads[0], *args)
         return dgate, dvalue, dbiases if needs_grad[2] else None
 
 
@@ -98,27 +93,9 @@ def with_biases(gate: Tensor, value: Tensor, biases: Tensor | None) -> tuple[Ten
     return gate + biases[0].to(gate.dtype), value + biases[1].to(value.dtype)
 
 
-@operation
 def rms_norm(x: Tensor, epsilon: float) -> Tensor:
     """``x / sqrt(mean(x²) + epsilon)`` over the last axis."""
-    return F.rms_norm(x, x.shape[-1:], eps=epsilon)
-
-
-@rms_norm.engine("loop")
-class _RMSNorm(Engine):
-    @staticmethod
-    def serves(x: Tensor, epsilon: float) -> bool:
-        return x.dtype == torch.float32 and _loops_serve(x)
-
-    @staticmethod
-    def forward(x: Tensor, epsilon: float) -> tuple[Tensor, Values]:
-        return norm(x, None, None, None, epsilon, False, x.dtype)[1], ()
-
-    @staticmethod
-    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
-        x, epsilon = args
-        arguments = (grads[0], None, x, None, False, epsilon, False)
-        return norm_gradients(*arguments, x.dtype, x.dtype)[0], None
+    return residual_norm(x, None, None, None, epsilon, False, x.dtype)[1]
 
 
 def _plain_linears(x: Tensor, layers: Sequence[Any], *, biased: bool = True) -> bool:
@@ -140,25 +117,3 @@ def _plain_linear(layer: Any, device: torch.device, biased: bool) -> bool:
         if not is_plain_parameter(part) or part.device != device:
             return False
     return True
-
-
-def _loops_serve(x: Tensor) -> bool:
-    return native.serves(x, min_elements=native.MIN_ELEMENTS)
-
-
-@loop_operator(lambda gate, value, biases: gate.new_empty(gate.shape))
-def silu_product_loop(gate: Tensor, value: Tensor, biases: Tensor | None) -> Tensor:
-    return native.silu_product(gate.contiguous(), value.contiguous(), biases)
-
-
-def _gradients_like(grad: Tensor, gate: Tensor, value: Tensor, biases: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    shape = (2, 0) if biases is None else biases.shape
-    return gate.new_empty(gate.shape), value.new_empty(value.shape), gate.new_empty(shape, dtype=torch.float32)
-
-
-@loop_operator(_gradients_like)
-def silu_product_gradients(
-    grad: Tensor, gate: Tensor, value: Tensor, biases: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    grads = native.silu_product_gradients(grad.contiguous(), gate.contiguous(), value.contiguous(), biases)
-    return *grads[:2], grads[2].contiguous()

@@ -12,8 +12,9 @@ from torch import Tensor
 from lagwise.ops.operation import Engine, Values, operation
 
 
+@operation
 def chunked_cross_entropy(
-    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, *, dtype: torch.dtype, rows: int
+    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, rows: int, dtype: torch.dtype
 ) -> Tensor:
     """The sum of cross-entropies of ``W x + b``, whose logits are computed a chunk of rows at a time.
 
@@ -24,8 +25,8 @@ def chunked_cross_entropy(
         weight: W ``(classes, d)``.
         bias: b ``(classes,)``, or None.
         labels: ``(n,)``; -100 for a row without one.
-        dtype: In which matrices are multiplied, as under autocast. Sums over classes and rows are in float32.
         rows: Rows of a chunk.
+        dtype: In which matrices are multiplied, as under autocast. Sums over classes and rows are in float32.
 
     Returns:
         A number in float32. Gradients are computed in the forward pass, so that logits are computed once; the weight's
@@ -33,13 +34,6 @@ def chunked_cross_entropy(
 
     `torch.nn.functional.linear_cross_entropy` does the same in float32, but rounds the sum itself in half precision.
     """
-    return _cross_entropy(x, weight, bias, labels, rows, dtype)
-
-
-@operation
-def _cross_entropy(
-    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, rows: int, dtype: torch.dtype
-) -> Tensor:
     with torch.autocast(x.device.type, enabled=False):
         logits = F.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
         return F.cross_entropy(logits.float(), labels, reduction="sum")
@@ -73,7 +67,7 @@ def _with_gradients(args: Values, needs_grad: Sequence[bool]) -> tuple[Tensor, t
     return total, (dx, dw, db)
 
 
-@_cross_entropy.engine("chunks")
+@chunked_cross_entropy.engine("chunks")
 class _Chunks(Engine):
     @staticmethod
     def forward(*args: Any) -> tuple[Tensor, Values]:
@@ -85,16 +79,8 @@ class _Chunks(Engine):
 
     @staticmethod
     def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
-        _, weight, bias, *_ = args
-        (dx, dw, db), grad = saved, grads[0]
-        return (
-            dx if dx is None else dx * grad.to(dx.dtype),
-            dw if dw is None else (dw * grad).to(weight.dtype),
-            None if bias is None or db is None else (db * grad).to(bias.dtype),
-            None,
-            None,
-            None,
-        )
+        pairs = zip(saved, args, strict=False)
+        return [None if d is None or x is None else (d * grads[0]).to(x.dtype) for d, x in pairs]
 
 
 class _AllGradients(_Chunks):
@@ -107,7 +93,7 @@ class _AllGradients(_Chunks):
 
 
 # The number of chunks would be compiled anew for every number of rows.
-_cross_entropy.in_graphs(
+chunked_cross_entropy.in_graphs(
     "chunked_cross_entropy",
     lambda x, weight, bias, *_: (
         x.new_empty((), dtype=torch.float32),

@@ -72,7 +72,7 @@ def _initialised(config: LagwiseConfig) -> Iterator[tuple[str, Tensor]]:
         part.to_empty(device="cpu").apply(whole._init_weights)
         whole.tie_weights()
         yield from ((prefix + name, value) for name, value in (*part.named_parameters(), *part.named_buffers()))
-        part.to_empty(device="meta")
+        part.to("meta")  # type: ignore[bad-argument-type]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -154,8 +154,8 @@ def parallelize(model: TitanLM, *, parallel_dims: Any, training: Any, parallelis
         groups.append([backbone.norm])
     apart = {p for group in groups for part in group for p in part.parameters()} - _of_kernels(model)
     fully_shard(model, ignored_params=apart, reshard_after_forward=False, **options)  # first, so that it gets kernels
-    own, sums = (TORCH_DTYPE_MAP[each] for each in (training.mixed_precision_param, training.mixed_precision_reduce))
-    options["mp_policy"] = MixedPrecisionPolicy(param_dtype=own, reduce_dtype=sums)
+    types = (TORCH_DTYPE_MAP[each] for each in (training.mixed_precision_param, training.mixed_precision_reduce))
+    options["mp_policy"] = MixedPrecisionPolicy(*types)
     options["reshard_after_forward"] = parallelism.fsdp_reshard_after_forward != "never"
     for group in groups:
         fully_shard(group, ignored_params=_of_kernels(model), **options)

@@ -107,7 +107,7 @@ def dynamic_score(
                         part = slice(start, start + size)
                         cache = None if carried is None else carried.before(0)
                         nats += learner.nats(x[part], y[part], cache).double().sum().item()
-                        if carried is not None:
+                        if carried is not None and cache is not None:
                             carried.after(0, cache)
     finally:
         with torch.no_grad():

@@ -14,7 +14,7 @@ from lagwise.mixers.toeplitz import gated_width
 from lagwise.ops import Layout
 from lagwise.ops.attention import rotary_factors, rotate
 from lagwise.ops.packing import move_rows, row_extents
-from lagwise.ops.symbolic import chunk_count, symbolic
+from lagwise.ops.symbolic import chunk_count
 from lagwise.ops.window import Window, extended, latest, ordered, recent
 from lagwise.tables import check_integer
 
@@ -126,9 +126,9 @@ class FlashMixer(Derived, Mixer):
             value, base = latest(ring, met).to(sums.dtype).split([self.width, self.scale.shape[1]], 2)
             key = base * self.scale[1].to(base.dtype) + self.shift[1].to(base.dtype)  # the other heads: of one token
             query, _, far_query, far_key = self.heads(inner.to(sums.dtype)[..., self.width :]).unbind(2)
-            query = rotate(query, (cos[position][:, None], sin[position][:, None]))
+            query = rotate(query, cos[position][:, None], sin[position][:, None])
             lags = position[:, None] - met.lags
-            key = rotate(key, (cos[lags], sin[lags]))
+            key = rotate(key, cos[lags], sin[lags])
             scores = (query.bmm(key.mT) / self.chunk).relu().square()  # `@` branches on whether the batch size is 1
             if met.allowed is not None:
                 scores = scores * met.allowed[:, None]
@@ -161,7 +161,7 @@ class FlashMixer(Derived, Mixer):
         """
         batch, length, _ = inner.shape
         size = self.chunk
-        chunks = chunk_count(length, size) if symbolic(length) else -(-length // size)
+        chunks = chunk_count(length, size)
         position = torch.arange(chunks * size, device=inner.device)
         real = (position < (end - start)[:, None]).unflatten(1, (chunks, size))
         moved = move_rows(inner, -start, chunks * size).unflatten(1, (chunks, size)) * real[..., None]
@@ -171,7 +171,7 @@ class FlashMixer(Derived, Mixer):
             value, base = value.to(dtype), base.to(dtype)
             query, key, far_query, far_key = (self.heads(base) * real[..., None, None]).unbind(3)
             factors = rotary_factors(position[:size], base.shape[3], dtype=dtype)
-            query, key = (rotate(t.flatten(0, 1), factors).unflatten(0, (batch, chunks)) for t in (query, key))
+            query, key = (rotate(t.flatten(0, 1), *factors).unflatten(0, (batch, chunks)) for t in (query, key))
             scores = (query @ key.mT / size).relu().square()
             y = (scores.tril() if self.causal else scores) @ value
             before = value.new_zeros(batch, base.shape[3], value.shape[3]) if sums is None else sums

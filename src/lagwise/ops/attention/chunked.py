@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -12,12 +11,13 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import has_static_value
 
 from lagwise.ops.host import on_host
-from lagwise.ops.operation import Engine, Values, in_graph, kept_apart, operation, recorded
-from lagwise.ops.symbolic import chunk_count, symbolic
+from lagwise.ops.operation import Engine, Values, kept_apart, operation, recorded
+from lagwise.ops.symbolic import chunk_count, open_length, symbolic
 from lagwise.tables import known
 
 ATTENTION_FUNCTIONS = ("softmax", "laplace", "relu2")
 _ROTARY_BASE = 10000.0
+Biases = Callable[[int, int, int], Tensor]  # of queries from the first to the second number, and so many keys
 _QUERIES_AT_ONCE = 512  # queries at a time where scores are computed in full, so that memory is linear in the window
 _LAPLACE_MEAN = math.sqrt(0.5)
 _LAPLACE_WIDTH = math.sqrt(1 / (4 * math.pi))
@@ -58,9 +58,7 @@ def chunked_attention(
     >>> chunked_attention(same, same, x, chunk=3, causal=False).flatten().tolist()
     [1.0, 1.0, 1.0, 4.0, 4.0, 4.0]
     """
-    _check(query, key, value, chunk, function, bias, mask)
-    if sliding:
-        _check_sliding(query.shape[2], chunk, causal, bias)
+    _check(query, key, value, chunk, causal, function, bias, mask, sliding)
     return _attention(query, key, value, bias, mask, chunk, causal, function, sliding)
 
 
@@ -161,7 +159,7 @@ def rotary(x: Tensor, positions: Tensor) -> Tensor:
 
     Source: Su et al. 2021; TCNCA app. F.
     """
-    return rotate(x, rotary_factors(positions, x.shape[-1], dtype=x.dtype))
+    return rotate(x, *rotary_factors(positions, x.shape[-1], dtype=x.dtype))
 
 
 def rotary_factors(
@@ -184,13 +182,9 @@ def rotary_factors(
     return (cos[positions], sin[positions]) if table else (cos, sin)
 
 
-def rotate(x: Tensor, factors: tuple[Tensor, Tensor]) -> Tensor:
-    """`rotary` with given `rotary_factors`, which several tensors can share."""
-    return _rotated(x, *factors)
-
-
 @operation
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`rotary` with given `rotary_factors`, which several tensors can share."""
     heads = x.dim() == 4
     if heads:  # keep heads within tokens, as projections produce them, so that folding chunks stays a view
         x, cos, sin = x.transpose(1, 2), cos[..., None, :], sin[..., None, :]
@@ -209,17 +203,14 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class _Rotation(Engine):
     @staticmethod
     def forward(x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Values]:
-        return _rotated.plain(x, cos, sin), ()
+        return rotate.plain(x, cos, sin), ()
 
     @staticmethod
     def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
-        _, cos, sin = args
-        return _rotated.plain(grads[0], cos, -sin), None, None
+        return (rotate.plain(grads[0], args[1], -args[2]),)
 
 
-_rotated.in_graphs(
-    "rotate", lambda x, cos, sin: x.new_empty(x.shape), engine=_Rotation, where=kept_apart, constants="cos sin"
-)
+rotate.in_graphs("rotate", lambda x, *_: x.new_empty(x.shape), engine=_Rotation, where=kept_apart, constants="cos sin")
 
 
 def lag_matrix(values: Tensor) -> Tensor:
@@ -255,11 +246,11 @@ def _in_chunks(
     """Attention in chunks counted from the first token, all whole ones at once, as rows of a batch. The first of
     sliding chunks, and what is left after whole chunks, are computed alone; or in a graph, which would be compiled anew
     for every rest, filled up to a chunk."""
-    batch, heads, length, _ = query.shape
-    graph, late = symbolic(length) or in_graph(), chunk if sliding else 0
+    (batch, heads, length, _), biases = query.shape, _within(bias)
+    graph, late = open_length(length), chunk if sliding else 0
     rest = 0 if graph else length % chunk
     end = length - rest
-    count = _number_of_chunks(length, chunk) if graph else (end - late) // chunk
+    count = chunk_count(length, chunk) if graph else (end - late) // chunk
     one = heads == 1 and not graph  # the chunks take the axis of heads, which is a view at any length
     if graph:
         if real is None and (sliding or not causal):
@@ -271,9 +262,8 @@ def _in_chunks(
 
     def window(start: int, stop: int) -> Tensor:
         keys = slice(max(0, start - late), stop)
-        added = None if bias is None else _corner(bias, stop - keys.start)
-        kept = None if real is None else real[:, None, None, keys]
-        return _attend(query[:, :, start:stop], key[:, :, keys], value[:, :, keys], causal, function, added, kept)
+        tokens, kept = query[:, :, start:stop], None if real is None else real[:, None, None, keys]
+        return attend_window(tokens, key[:, :, keys], value[:, :, keys], causal, function, biases, kept)
 
     def fold(x: Tensor) -> Tensor:
         x = x.unflatten(2, (count, chunk))
@@ -288,28 +278,18 @@ def _in_chunks(
 
     parts = [window(0, min(chunk, length))] if sliding and not graph else []
     if graph or count > 0:
-        added = None if bias is None else _corner(bias, chunk + late)
         kept = None if seen is None else keys_of_chunks(seen).transpose(2, 3)
         rows = fold(query if graph else query[:, :, late:end])
-        y = _attend(rows, keys_of_chunks(key), keys_of_chunks(value), causal, function, added, kept)
+        y = attend_window(rows, keys_of_chunks(key), keys_of_chunks(value), causal, function, biases, kept)
         y = y[:, None] if one else y.unflatten(0, (batch, count)).transpose(1, 2)
         parts.append(y.flatten(2, 3))
     if rest and (end or not sliding):
         parts.append(window(end, length))
     y = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
-    if not in_graph():
+    if not graph or symbolic(length):
         return y[:, :, :length]
     # Whether a part is contiguous depends on the length, on which graphs must not: parts put together always are.
     return torch.cat([y[:, :, : length - 1], y[:, :, length - 1 : length]], 2)
-
-
-def _number_of_chunks(length: int, chunk: int) -> int:
-    """Number of chunks that hold a length: at least two, where it is a symbol of a graph, which would be another for
-    one."""
-    if symbolic(length):
-        return chunk_count(length, chunk)
-    whole = -(-length // chunk)
-    return whole if has_static_value(length) else cast("int", torch.sym_max(whole, 2))
 
 
 def _filled(x: Tensor, chunk: int, whole: int) -> Tensor:
@@ -319,22 +299,26 @@ def _filled(x: Tensor, chunk: int, whole: int) -> Tensor:
     return torch.cat([x, x.new_zeros(*x.shape[:2], 2 * chunk, x.shape[3])], 2)[:, :, : whole * chunk]
 
 
-def _attend(
+def attend_window(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     causal: bool,
     function: str,
-    bias: Tensor | None,
+    bias: Biases | None,
     real: Tensor | None,
+    *,
+    step: int | None = None,
 ) -> Tensor:
-    """Attention of the last tokens of a window, or all, over all n of them; real ``(batch, heads or 1, 1, n)``."""
-    n, parts = key.shape[2], []
+    """Attention of the last tokens of a window, or all, over all n of them, so many queries at a time; real ``(batch,
+    heads or 1, 1, n)``."""
+    n, parts, step = key.shape[2], [], step or _QUERIES_AT_ONCE
     before = n - query.shape[2]
     if function == "softmax" and bias is None and real is None and not before:
         return F.scaled_dot_product_attention(query, key, value, is_causal=causal)
-    for start in range(before, n, _QUERIES_AT_ONCE):
-        end = min(start + _QUERIES_AT_ONCE, n)
+    starts = [before] if step == query.shape[2] else range(before, n, step)
+    for start in starts:
+        end = n if len(starts) == 1 else min(start + step, n)
         seen, allowed = end if causal else n, real
         index = torch.arange(seen, device=query.device)
         lags = index[start:end, None] - index
@@ -342,31 +326,29 @@ def _attend(
             allowed = real[..., :seen]
             if function == "softmax":
                 allowed = allowed | (lags == 0)  # so that padding has a key to attend to
-        if causal:
+        if causal and query.shape[2] > 1:  # one query is the last token: all keys are before it
             allowed = lags >= 0 if allowed is None else allowed & (lags >= 0)
-        added = None if bias is None else _biases(bias, start, end, seen)
+        added = None if bias is None else bias(start, end, seen)
         rows = (query[:, :, start - before : end - before], key[:, :, :seen], value[:, :, :seen])
         parts.append(pair_attention(*rows, function=function, bias=added, allowed=allowed))
     return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
 
-def _biases(bias: Tensor, start: int, end: int, seen: int) -> Tensor:
-    """The biases ``(heads, end - start, seen)`` of queries from start to end, of a matrix or by lag."""
-    if bias.dim() == 3:
-        return bias[:, start:end, :seen]
-    if (start, end) == (0, seen):
-        return lag_matrix(_corner(bias, seen))
-    n = bias.shape[1] // 2 + 1
-    lags = bias[:, start + n - seen : end + n - 1]  # from the lag of the first query and the last key on
-    return lags.flip(1).unfold(1, seen, 1).flip(1)
+def _within(bias: Tensor | None) -> Biases | None:
+    """The biases of a matrix, or by lag, of a window."""
+    if bias is None:
+        return None
 
+    def biases(start: int, end: int, seen: int) -> Tensor:
+        if bias.dim() == 3:
+            return bias[:, start:end, :seen]
+        centre = bias.shape[1] // 2
+        if (start, end) == (0, seen):
+            return lag_matrix(bias[:, centre + 1 - seen : centre + seen])
+        lags = bias[:, start + centre + 1 - seen : centre + end]  # from the lag of the first query and the last key on
+        return lags.flip(1).unfold(1, seen, 1).flip(1)
 
-def _corner(bias: Tensor, n: int) -> Tensor:
-    """The biases within a window of n tokens, of a matrix or by lag."""
-    if bias.dim() == 3:
-        return bias[:, :n, :n]
-    centre = bias.shape[1] // 2
-    return bias[:, centre + 1 - n : centre + n]
+    return biases
 
 
 def _rolled(shift: Tensor, length: int) -> Tensor:
@@ -385,16 +367,24 @@ def _take(x: Tensor, index: Tensor) -> Tensor:
 
 
 def _check(
-    query: Tensor, key: Tensor, value: Tensor, chunk: int, function: str, bias: Tensor | None, mask: Tensor | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    chunk: int,
+    causal: bool,
+    function: str,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    sliding: bool,
 ) -> None:
     known(function, ATTENTION_FUNCTIONS, "function")
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1, got {chunk}")
+    if sliding and not causal:
+        raise ValueError("sliding chunks need causal attention: a token sees the chunk before its own")
     if query.dim() != 4 or query.shape[2] == 0 or query.shape != key.shape:
-        raise ValueError(
-            f"query and key must be alike, (batch, heads, length >= 1, d), got {tuple(query.shape)} and "
-            f"{tuple(key.shape)}"
-        )
+        shapes = f"{tuple(query.shape)} and {tuple(key.shape)}"
+        raise ValueError(f"query and key must be alike, (batch, heads, length >= 1, d), got {shapes}")
     batch, heads, length, _ = query.shape
     if value.dim() != 4 or value.shape[:3] != query.shape[:3]:
         raise ValueError(f"value must be {(batch, heads, length)} and its size, got {tuple(value.shape)}")
@@ -402,22 +392,11 @@ def _check(
         raise ValueError(f"mask must be (batch, length) = {(batch, length)}, got {tuple(mask.shape)}")
     if bias is None or symbolic(length):
         return
-    n = min(chunk, length)
-    min_size = 2 * n - 1 if bias.dim() == 2 else n
-    if bias.dim() not in (2, 3) or bias.shape[0] not in (1, heads) or min(bias.shape[1:]) < min_size:
+    n = 2 * chunk if sliding and length > chunk else min(chunk, length)
+    min_size, dims = (2 * n - 1 if bias.dim() == 2 else n), (2,) if sliding else (2, 3)
+    if bias.dim() not in dims or bias.shape[0] not in (1, heads) or min(bias.shape[1:]) < min_size:
+        square = "" if sliding else f", or ({heads} or 1 heads, at least {n}, at least {n})"
         raise ValueError(
-            f"bias must be (heads={heads} or 1, at least {n}, at least {n}), or by lag (heads, at least {2 * n - 1}), "
+            f"bias{' of sliding chunks' * sliding} must be by lag, ({heads} or 1 heads, at least {2 * n - 1}){square}, "
             f"got {tuple(bias.shape)}"
-        )
-
-
-def _check_sliding(length: int, chunk: int, causal: bool, bias: Tensor | None) -> None:
-    if not causal:
-        raise ValueError("sliding chunks need causal attention: a token sees the chunk before its own")
-    if bias is None or symbolic(length):
-        return
-    min_size = 2 * (2 * chunk if length > chunk else length) - 1
-    if bias.dim() != 2 or bias.shape[1] < min_size:
-        raise ValueError(
-            f"bias of sliding chunks must be by lag, (heads, at least {min_size}), got {tuple(bias.shape)}"
         )

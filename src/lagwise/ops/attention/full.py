@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lagwise.ops.attention.chunked import attend_window
 from lagwise.ops.constants import table_device
-from lagwise.ops.operation import in_graph, traced
-from lagwise.ops.symbolic import symbolic
+from lagwise.ops.operation import traced
+from lagwise.ops.symbolic import open_length, symbolic
 
 _QUERIES_AT_ONCE = 512
 _FEATURES = 4  # parts of a position: 32 bits in bfloat16
@@ -68,7 +70,7 @@ def attention(
     if length > total:
         raise ValueError(f"there must be at least as many keys as queries, got {total} keys and {length} queries")
     # Kernels for GPUs need aligned rows, graphs no strides, and both no values of the mask.
-    eager = query.device.type == "cpu" and not symbolic(total) and not traced()
+    eager = query.device.type == "cpu" and not traced()
     if eager and length > 1 and mask is not None and mask.all():
         mask = None
     if slopes is None and mask is None and (not causal or length == total):
@@ -79,26 +81,28 @@ def attention(
     fused = query.device.type == "cuda" and half and causal and mask is None and length == total
     if fused and slopes is not None and not symbolic(total):
         return _attention_by_features(query, key, value, slopes)
-    chunks = []
-    toeplitz = eager and slopes is not None and length > 1
-    size, width = query.shape[3], value.shape[3]
-    if toeplitz and mask is not None:
+    step = length if open_length(length) else _QUERIES_AT_ONCE  # a loop would be compiled anew for every length
+    if not eager or slopes is None or length == 1:
+        index = torch.arange(total, device=query.device)
+
+        def biases(start: int, end: int, seen: int) -> Tensor:
+            m = cast("Tensor", slopes).to(query.device, torch.promote_types(query.dtype, torch.float32))
+            return -m[:, None, None] * (index[start:end, None] - index[:seen]).abs().to(m.dtype)
+
+        real = None if mask is None else mask[:, None, None].bool()
+        added = None if slopes is None else biases
+        return attend_window(query, key, value, causal, "softmax", added, real, step=step)
+    size, width, parts = query.shape[3], value.shape[3], []
+    if mask is not None:
         query, key, value = _without_padding(query, key, value, mask)
-    whole = symbolic(length) or in_graph()  # a loop would be compiled anew for every length
-    step = length if whole else _QUERIES_AT_ONCE
-    for start in [0] if whole else range(0, length, step):
-        part = query[:, :, start : start + step]
-        first = total - length + start
-        seen = first + part.shape[2] if causal else total  # keys beyond the chunk's last query are never needed
+    for start in range(0, length, step):
+        part, first = query[:, :, start : start + step], total - length + start
+        seen = first + part.shape[2] if causal else total  # keys beyond the last query are never needed
+        bias = _toeplitz_bias(part, first, seen, causal, slopes)
         keys, values = key[:, :, :seen], value[:, :, :seen]
-        if toeplitz:
-            bias = _toeplitz_bias(part, first, seen, causal, slopes)
-            mixed = F.scaled_dot_product_attention(part.flip(2), keys, values, attn_mask=bias, scale=size**-0.5)
-            chunks.append(mixed.flip(2)[..., :width])
-        else:
-            bias = _bias(part, first, seen, causal, slopes, mask)
-            chunks.append(F.scaled_dot_product_attention(part, keys, values, attn_mask=bias))
-    return chunks[0] if len(chunks) == 1 else torch.cat(chunks, dim=2)
+        y = F.scaled_dot_product_attention(part.flip(2), keys, values, attn_mask=bias, scale=size**-0.5)
+        parts.append(y.flip(2)[..., :width])
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
 def _attention_by_features(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor) -> Tensor:
@@ -130,21 +134,6 @@ def _attention_by_features(query: Tensor, key: Tensor, value: Tensor, slopes: Te
     return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)[..., :value_size]
 
 
-def _bias(query: Tensor, first: int, seen: int, causal: bool, slopes: Tensor | None, mask: Tensor | None) -> Tensor:
-    """Additive bias (batch or 1, heads or 1, queries, keys): linear in the distance, -inf where not allowed."""
-    i = torch.arange(first, first + query.shape[2], device=query.device)[:, None]
-    j = torch.arange(seen, device=query.device)[None, :]
-    dtype = torch.promote_types(query.dtype, torch.float32)
-    bias = torch.zeros((), dtype=dtype, device=query.device).expand(1, 1, query.shape[2], seen)
-    if slopes is not None:
-        bias = -slopes.to(dtype).to(query.device)[None, :, None, None] * (i - j).abs().to(dtype)
-    if causal and query.shape[2] > 1:  # one query is the last token: all keys are before it
-        bias = bias.masked_fill((j > i)[None, None], float("-inf"))
-    if mask is not None:
-        bias = bias.masked_fill(~(mask[:, None, None, :seen].bool() | (i == j)), float("-inf"))
-    return bias.to(query.dtype)
-
-
 def _without_padding(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values with one more feature, by which padding has a score that leaves it no weight: a bias
     of keys without a matrix of queries and keys. Zero in values, which torch's kernel wants as wide as keys."""
@@ -154,10 +143,9 @@ def _without_padding(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) ->
     return F.pad(query, (0, 1), value=1.0), torch.cat([key, hidden], dim=3), F.pad(value, (0, 1))
 
 
-def _toeplitz_bias(query: Tensor, first: int, seen: int, causal: bool, slopes: Tensor | None) -> Tensor:
-    """`_bias` by lag ``(1, heads, queries, keys)``, for queries in reverse order: a view of one row of numbers, which
-    the next query reads from one number further on."""
-    assert slopes is not None
+def _toeplitz_bias(query: Tensor, first: int, seen: int, causal: bool, slopes: Tensor) -> Tensor:
+    """The bias ``(1, heads, queries, keys)`` for queries in reverse order, -inf where not allowed: a view of one row of
+    numbers, which the next query reads from one number further on."""
     length, dtype = query.shape[2], torch.promote_types(query.dtype, torch.float32)
     lag = torch.arange(first + length - 1, first - seen, -1, device=query.device, dtype=dtype)
     row = -slopes.to(dtype).to(query.device)[:, None] * lag.abs()

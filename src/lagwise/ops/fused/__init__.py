@@ -2,12 +2,14 @@
 passes over memory: where `fused` is false, callers use that.
 
 A kernel is an operator of the namespace ``lagwise_triton``, without a gradient, so that fake tensors and compilers know
-its results. Modules named ``..._kernels`` hold the source, and are only imported where they run. Arithmetic is float32,
-whatever the tensors' dtype.
+its results. Modules named ``..._kernels`` hold the source, and are only imported where they run (`launch`). Arithmetic
+is float32, whatever the tensors' dtype.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
 import importlib.util
 import os
 from collections.abc import Callable, Iterable
@@ -21,8 +23,6 @@ from lagwise.ops.operation import Engine, definitions_only, in_graph, loop_opera
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _devices = ["cuda"]  # tests add the CPU, where Triton interprets kernels
-
-
 _installed = os.environ.get("LAGWISE_TRITON") != "0" and importlib.util.find_spec("triton") is not None
 
 
@@ -37,9 +37,7 @@ def fused(*tensors: Tensor) -> bool:
         return False
     if not all(t.device.type in _devices and t.dtype in _DTYPES for t in tensors) or not available():
         return False
-    if definitions_only():
-        return False
-    return 0 not in [t.numel() for t in tensors]
+    return not definitions_only() and 0 not in [t.numel() for t in tensors]
 
 
 class TritonEngine(Engine):
@@ -60,6 +58,17 @@ def autocast_dtype(x: Tensor) -> torch.dtype:
 def kernel(like: Callable[..., Any], *, writes: Iterable[str] = ()) -> Callable[[_Function], _Function]:
     """Decorate a function that launches one Triton kernel. Arguments as of `loop_operator`."""
     return loop_operator(like, "lagwise_triton", writes=writes)
+
+
+def launch(name: str, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """Launch a kernel by its name, ``"module.kernel"`` for one in ``module_kernels``."""
+    _source(name)[grid](*arguments, **constants)
+
+
+@functools.cache
+def _source(name: str) -> Any:
+    module, _, kernel = name.partition(".")
+    return getattr(importlib.import_module(f"{__name__}.{module}_kernels"), kernel)
 
 
 def contiguous_rows(x: Tensor) -> Tensor:

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.fused import TritonEngine, contiguous_rows, kernel
+from lagwise.ops.fused import TritonEngine, contiguous_rows, kernel, launch
 from lagwise.ops.operation import Values, operation
 
-_TOKENS, _CHANNELS = 64, 64
+_TILE = {"TOKENS": 64, "CHANNELS": 64}
 
 
 @operation
@@ -26,7 +26,7 @@ def residual_convolutions(
     for own, dilation in zip(taps, dilations, strict=True):
         y = _lags(x, own, origin, dilation)
         y = F.silu(y) if activate else y
-        x = (x + y if residual else y).to(x.dtype)
+        x = x + y if residual else y
     return x
 
 
@@ -35,16 +35,13 @@ def gated_convolution(x: Tensor, taps: Tensor, origin: int) -> Tensor:
     """``after * (taps * (before * value))`` for x ``(batch, length, 3 channels)``: before, after and value, side by
     side. Otherwise as one of `residual_convolutions`."""
     before, after, value = x.chunk(3, dim=2)
-    return (after * _lags(before * value, taps, origin, 1)).to(x.dtype)
+    return after * _lags(before * value, taps, origin, 1)
 
 
 def _lags(x: Tensor, taps: Tensor, origin: int, dilation: int) -> Tensor:
-    """``taps * x`` in plain operations."""
-    count, length = taps.shape[1], x.shape[1]
-    padded = F.pad(x, (0, 0, (count - 1 - origin) * dilation, origin * dilation))
-    starts = [(count - 1 - m) * dilation for m in range(count)]
-    parts = [padded[:, s : s + length] * tap for s, tap in zip(starts, taps.t(), strict=True)]
-    return torch.stack(parts).sum(0)
+    from lagwise.ops.toeplitz.convolution import convolution  # not above: it imports this package
+
+    return convolution(x, taps, origin, "direct", dilation)
 
 
 @residual_convolutions.engine("triton")
@@ -66,7 +63,7 @@ class _Residual(TritonEngine):
         for own, dilation, signal, into in reversed(list(zip(taps, dilations, (x, *saved), parts, strict=True))):
             inner = convolution_gradients(grad, signal, own, into, origin, dilation, activate)
             grad = convolve(inner if activate else grad, own, grad if residual else None, origin, -dilation, False)
-        return grad, summed_parts(parts).to(taps.dtype), None, None, None, None
+        return grad, summed_parts(parts).to(taps.dtype)
 
 
 @gated_convolution.engine("triton")
@@ -77,18 +74,13 @@ class _Gated(TritonEngine):
 
     @staticmethod
     def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
-        x, taps, origin = args
-        dx, parts = gated_convolution_gradients(grads[0], x, taps, origin)
-        return dx, summed_parts(parts).to(taps.dtype), None
-
-
-def _grid(batch: int, length: int, channels: int) -> tuple[int, int, int]:
-    return -(-length // _TOKENS), -(-channels // _CHANNELS), batch
+        dx, parts = gated_convolution_gradients(grads[0], *args)
+        return dx, summed_parts(parts).to(args[1].dtype)
 
 
 def tap_gradient_parts(x: Tensor, taps: Tensor) -> Tensor:
     """Memory for gradients of taps ``(..., channels, n_taps)`` by the tokens of each tile of a signal like x."""
-    tiles = x.shape[0] * -(-x.shape[1] // _TOKENS)
+    tiles = x.shape[0] * -(-x.shape[1] // _TILE["TOKENS"])
     return x.new_empty((*taps.shape[:-2], tiles, *taps.shape[:-3:-1]), dtype=torch.float32)
 
 
@@ -97,16 +89,21 @@ def summed_parts(parts: Tensor) -> Tensor:
     return parts.sum(-3).transpose(-1, -2)
 
 
-@kernel(lambda x, taps, added, origin, dilation, activate: x.new_empty(x.shape))
+def _launch(name: str, like: Tensor, *arguments: Tensor | int, **constants: bool) -> None:
+    """Launch a program for each tile of a signal."""
+    batch, length, channels = like.shape
+    grid = (-(-length // _TILE["TOKENS"]), -(-channels // _TILE["CHANNELS"]), batch)
+    launch(f"convolution.{name}", grid, *arguments, **constants, **_TILE)
+
+
+@kernel(lambda x, *_: x.new_empty(x.shape))
 def convolve(x: Tensor, taps: Tensor, added: Tensor | None, origin: int, dilation: int, activate: bool) -> Tensor:
     """The adjoint has the opposite dilation."""
-    from lagwise.ops.fused import convolution_kernels as kernels
-
     x, y = contiguous_rows(x), x.new_empty(x.shape)
     other = x if added is None else contiguous_rows(added)
-    kernels.convolve[_grid(*x.shape)](
-        x, taps.contiguous(), other, y, *x.shape[1:], taps.shape[1], origin, dilation, *x.stride()[:2],
-        *other.stride()[:2], ADDED=added is not None, SILU=activate, TOKENS=_TOKENS, CHANNELS=_CHANNELS,
+    _launch(
+        "convolve", x, x, taps.contiguous(), other, y, *x.shape[1:], taps.shape[1], origin, dilation, *x.stride()[:2],
+        *other.stride()[:2], ADDED=added is not None, SILU=activate,
     )  # fmt: skip
     return y
 
@@ -118,36 +115,26 @@ def convolution_gradients(
     grad: Tensor, x: Tensor, taps: Tensor, dtaps: Tensor, origin: int, dilation: int, activate: bool
 ) -> Tensor:
     """The gradient before the activation, empty without one; stores parts of the gradient of the taps."""
-    from lagwise.ops.fused import convolution_kernels as kernels
-
-    grad, x = contiguous_rows(grad), contiguous_rows(x)
-    inner = x.new_empty(x.shape if activate else 0)
-    kernels.convolution_gradients[_grid(*x.shape)](
-        grad, x, taps.contiguous(), inner, dtaps, *x.shape[1:], taps.shape[1], origin, dilation, *grad.stride()[:2],
-        *x.stride()[:2], SILU=activate, TOKENS=_TOKENS, CHANNELS=_CHANNELS,
+    grad, x, inner = contiguous_rows(grad), contiguous_rows(x), x.new_empty(x.shape if activate else 0)
+    _launch(
+        "convolution_gradients", x, grad, x, taps.contiguous(), inner, dtaps, *x.shape[1:], taps.shape[1], origin,
+        dilation, *grad.stride()[:2], *x.stride()[:2], SILU=activate,
     )  # fmt: skip
     return inner
 
 
 @kernel(lambda x, taps, origin: x.new_empty((*x.shape[:2], x.shape[2] // 3)))
 def convolve_gated(x: Tensor, taps: Tensor, origin: int) -> Tensor:
-    from lagwise.ops.fused import convolution_kernels as kernels
-
     x, y = contiguous_rows(x), x.new_empty((*x.shape[:2], x.shape[2] // 3))
-    kernels.gated_convolution[_grid(*y.shape)](
-        x, taps.contiguous(), y, *y.shape[1:], taps.shape[1], origin, *x.stride()[:2], TOKENS=_TOKENS,
-        CHANNELS=_CHANNELS,
-    )  # fmt: skip
+    _launch("gated_convolution", y, x, taps.contiguous(), y, *y.shape[1:], taps.shape[1], origin, *x.stride()[:2])
     return y
 
 
 @kernel(lambda grad, x, taps, origin: (x.new_empty(x.shape), tap_gradient_parts(x, taps)))
 def gated_convolution_gradients(grad: Tensor, x: Tensor, taps: Tensor, origin: int) -> tuple[Tensor, Tensor]:
-    from lagwise.ops.fused import convolution_kernels as kernels
-
     x, grad, dx, parts = contiguous_rows(x), grad.contiguous(), x.new_empty(x.shape), tap_gradient_parts(x, taps)
-    kernels.gated_convolution_gradients[_grid(*grad.shape)](
-        grad, x, taps.contiguous(), dx, parts, *grad.shape[1:], taps.shape[1], origin, *x.stride()[:2],
-        TOKENS=_TOKENS, CHANNELS=_CHANNELS,
+    _launch(
+        "gated_convolution_gradients", grad, grad, x, taps.contiguous(), dx, parts, *grad.shape[1:], taps.shape[1],
+        origin, *x.stride()[:2],
     )  # fmt: skip
     return dx, parts

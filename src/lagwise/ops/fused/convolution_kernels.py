@@ -5,8 +5,7 @@ Offsets of rows are int64: a tensor may have more than 2**31 elements.
 
 import triton.language as tl
 
-from lagwise.ops.fused.activation_kernels import silu, silu_slope
-from lagwise.ops.fused.launcher import launched
+from lagwise.ops.fused.launcher import launched, silu, silu_slope
 
 
 @launched

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lagwise.ops.fused import contiguous_rows, kernel
+from lagwise.ops.fused import contiguous_rows, kernel, launch
 
-_TOKENS, _CHANNELS, _PAIRS = 64, 32, 256
+_TILE, _PAIRS = {"TOKENS": 64, "CHANNELS": 32}, 256
 
 
 class Frames(NamedTuple):
@@ -47,33 +47,29 @@ def _empty_frames(x: Tensor, frames: list[int]) -> Tensor:
 
 
 def _load(x: Tensor, frames: list[int], silu: bool, gated: tuple[Tensor, Tensor, Tensor] | None = None) -> Tensor:
-    from lagwise.ops.fused import frame_kernels as kernels
-
-    x = contiguous_rows(x)
-    result = _empty_frames(x, frames)
+    x, result = contiguous_rows(x), _empty_frames(x, frames)
     y, gate, dgate = (x, x, x) if gated is None else gated
     (batch, length, channels), (count, points, *_) = x.shape, frames
-    grid = (-(-points // _TOKENS), -(-channels // _CHANNELS), batch * count)
-    kernels.load_frames[grid](
-        x, y, gate, result, dgate, length, channels, *frames, *x.stride()[:2], *gate.stride()[:2], *dgate.stride()[:2],
-        SILU=silu, GATED=gated is not None, TOKENS=_TOKENS, CHANNELS=_CHANNELS,
+    launch(
+        "frame.load_frames", _grid(points, channels, batch * count), x, y, gate, result, dgate, length, channels,
+        *frames, *x.stride()[:2], *gate.stride()[:2], *dgate.stride()[:2], SILU=silu, GATED=gated is not None, **_TILE,
     )  # fmt: skip
     return result
 
 
 def _store(frames: Tensor, positions: list[int], y: Tensor, gate: Tensor | None, out: Tensor | None) -> None:
-    from lagwise.ops.fused import frame_kernels as kernels
-
     batch, length, channels = y.shape
+    _, points, hop, _ = positions
     gates = y if gate is None else gate
-    grid = (-(-length // _TOKENS), -(-channels // _CHANNELS), batch)
-    count, points, hop, shift = positions
-    kernels.store_frames[grid](
-        frames, gates, y, y if out is None else out, length, channels, count, points, hop, shift,
-        *frames.stride()[:3], *gates.stride()[:2], *y.stride()[:2],
-        SLOPE=gate is not None and out is None, GATED=out is not None, REACH=-(-points // hop),
-        TOKENS=_TOKENS, CHANNELS=_CHANNELS,
+    launch(
+        "frame.store_frames", _grid(length, channels, batch), frames, gates, y, y if out is None else out, length,
+        channels, *positions, *frames.stride()[:3], *gates.stride()[:2], *y.stride()[:2],
+        SLOPE=gate is not None and out is None, GATED=out is not None, REACH=-(-points // hop), **_TILE,
     )  # fmt: skip
+
+
+def _grid(tokens: int, channels: int, rows: int) -> tuple[int, int, int]:
+    return -(-tokens // _TILE["TOKENS"]), -(-channels // _TILE["CHANNELS"]), rows
 
 
 @kernel(lambda x, frames, activate: _empty_frames(x, frames))
@@ -132,23 +128,17 @@ def multiply(x: Tensor, kernel: Tensor, *, adjoint: bool = False) -> Tensor:
     return multiply_packed(x, kernel, adjoint)
 
 
-def _pairs(kernel: Tensor, points: int) -> tuple[tuple[int, int], Tensor]:
-    """The grid over frequencies k and n / 2 - k together, and the kernel's numbers."""
-    sizes = torch.view_as_real(kernel.contiguous().resolve_conj())
-    return (-(-(points // 2 + 1) // _PAIRS), len(kernel)), sizes
+def _launch(name: str, spectra: tuple[Tensor, ...], kernel: Tensor, *results: Tensor, **constants: bool) -> None:
+    """Launch a program for frequencies k and n / 2 - k of a channel together."""
+    numbers = [torch.view_as_real(t) for t in (*spectra, kernel.contiguous().resolve_conj(), *results)]
+    grid = (-(-(spectra[0].shape[3] // 2 + 1) // _PAIRS), len(kernel))
+    launch(f"frame.{name}", grid, *numbers, *spectra[0].shape, **constants, BLOCK=_PAIRS)
 
 
 @kernel(lambda x, kernel, adjoint: torch.empty_like(x))
 def multiply_packed(x: Tensor, kernel: Tensor, adjoint: bool) -> Tensor:
-    from lagwise.ops.fused import spectrum_kernels as kernels
-
     product = torch.empty_like(x)
-    batch, channels, count, points = x.shape
-    grid, sizes = _pairs(kernel, points)
-    kernels.multiply[grid](
-        torch.view_as_real(x), sizes, torch.view_as_real(product), batch, channels, count, points,
-        ADJOINT=adjoint, BLOCK=_PAIRS,
-    )  # fmt: skip
+    _launch("multiply", (x,), kernel, product, ADJOINT=adjoint)
     return product
 
 
@@ -164,14 +154,6 @@ def spectrum_gradients(x: Tensor, grad: Tensor, kernel: Tensor, packed: bool) ->
     Shapes: packed spectra x and grad ``(batch, channels, frames, n / 2)``, kernel ``(channels, 1, n / 2 + 1)``,
     complex64.
     """
-    from lagwise.ops.fused import spectrum_kernels as kernels
-
-    total, product = _gradients_like(x, grad, kernel, packed)
-    batch, channels, count, points = grad.shape
-    grid, sizes = _pairs(kernel, points)
-    x, spectrum = torch.view_as_real(x), torch.view_as_real(grad)
-    kernels.gradients[grid](
-        x, spectrum, sizes, torch.view_as_real(total), torch.view_as_real(product), batch, channels, count, points,
-        PACKED=packed, BLOCK=_PAIRS,
-    )  # fmt: skip
-    return total, product
+    results = _gradients_like(x, grad, kernel, packed)
+    _launch("gradients", (x, grad), kernel, *results, PACKED=packed)
+    return results

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.fused import TritonEngine, kernel, rows_of
+from lagwise.ops.fused import TritonEngine, kernel, launch, rows_of
 from lagwise.ops.operation import Values, operation
 
-BLOCK = 1024  # numbers of a program
-_ROWS, _CHANNELS = 64, 64
+_BLOCK = 1024  # numbers of a program
+_TILE = {"ROWS": 64, "CHANNELS": 64}
 
 
 class SiluProduct(TritonEngine):
@@ -22,56 +22,37 @@ class SiluProduct(TritonEngine):
     @staticmethod
     def serves(gate: Tensor, value: Tensor, biases: Tensor | None) -> bool:
         same = gate.shape == value.shape and gate.dtype == value.dtype
-        shaped = biases is None or biases.shape == (2, gate.shape[-1])
-        return same and shaped and TritonEngine.serves(gate, value, biases)
+        return biases is None and same and TritonEngine.serves(gate, value)
 
     @staticmethod
     def forward(gate: Tensor, value: Tensor, biases: Tensor | None) -> tuple[Tensor, Values]:
-        return silu_product_kernel(gate, value, biases), ()
+        return silu_product_kernel(gate, value), ()
 
     @staticmethod
     def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
-        gate, value, biases = args
-        both, parts = silu_product_gradients(grads[0], gate, value, biases)
-        found = both.split_with_sizes([gate.shape[-1]] * 2, dim=-1)
-        return *found, None if biases is None else parts.sum(0).to(biases.dtype)
+        both = silu_product_gradients(grads[0], *args[:2])
+        return both.split_with_sizes([args[0].shape[-1]] * 2, dim=-1)
 
 
-@kernel(lambda gate, value, biases: gate.new_empty(gate.shape))
-def silu_product_kernel(gate: Tensor, value: Tensor, biases: Tensor | None) -> Tensor:
-    from lagwise.ops.fused import gate_kernels as kernels
-
-    g, v, y = rows_of(gate), rows_of(value), gate.new_empty(gate.shape)
-    kernels.silu_product[_tiles(g)](
-        g, v, g if biases is None else biases.contiguous(), y, *g.shape, g.stride(0), v.stride(0),
-        BIASES=biases is not None, ROWS=_ROWS, CHANNELS=_CHANNELS,
-    )  # fmt: skip
-    return y
+def _launch(name: str, result: Tensor, *signals: Tensor) -> Tensor:
+    """Launch a program for each tile of signals."""
+    rows = [rows_of(signal) for signal in signals]
+    grid = tuple(-(-size // each) for size, each in zip(rows[0].shape, _TILE.values(), strict=True))
+    strides = (each.stride(0) for each in rows)
+    launch(f"gate.{name}", grid, *rows, result, *rows[0].shape, *strides, **_TILE)
+    return result
 
 
-def _tiles(rows: Tensor) -> tuple[int, int]:
-    return -(-rows.shape[0] // _ROWS), -(-rows.shape[1] // _CHANNELS)
+@kernel(lambda gate, value: gate.new_empty(gate.shape))
+def silu_product_kernel(gate: Tensor, value: Tensor) -> Tensor:
+    return _launch("silu_product", gate.new_empty(gate.shape), gate, value)
 
 
-def _product_gradients(grad: Tensor, gate: Tensor, value: Tensor, biases: Tensor | None) -> tuple[Tensor, Tensor]:
-    channels = gate.shape[-1]
-    tiles = 0 if biases is None else -(-(gate.numel() // channels) // _ROWS)
-    parts = gate.new_empty((tiles, 2, channels), dtype=torch.float32)
-    return gate.new_empty((*gate.shape[:-1], 2 * channels)), parts
-
-
-@kernel(_product_gradients)
-def silu_product_gradients(grad: Tensor, gate: Tensor, value: Tensor, biases: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Gradients of gate and value, side by side, and those of biases in parts."""
-    from lagwise.ops.fused import gate_kernels as kernels
-
-    results = _product_gradients(grad, gate, value, biases)
-    d, g, v = rows_of(grad), rows_of(gate), rows_of(value)
-    kernels.silu_product_gradients[_tiles(g)](
-        d, g, v, g if biases is None else biases.contiguous(), *results, *g.shape, d.stride(0), g.stride(0),
-        v.stride(0), BIASES=biases is not None, ROWS=_ROWS, CHANNELS=_CHANNELS,
-    )  # fmt: skip
-    return results
+@kernel(lambda grad, gate, value: gate.new_empty((*gate.shape[:-1], 2 * gate.shape[-1])))
+def silu_product_gradients(grad: Tensor, gate: Tensor, value: Tensor) -> Tensor:
+    """Gradients of gate and value, side by side."""
+    both = gate.new_empty((*gate.shape[:-1], 2 * gate.shape[-1]))
+    return _launch("silu_product_gradients", both, grad, gate, value)
 
 
 @operation
@@ -92,35 +73,29 @@ class _Update(TritonEngine):
         return dx, dupdate, inner, inner.to(args[3].dtype)
 
 
-@kernel(lambda x, update, candidate, branch: x.new_empty(x.shape))
-def gated_update_kernel(x: Tensor, update: Tensor, candidate: Tensor, branch: Tensor) -> Tensor:
-    from lagwise.ops.fused import gate_kernels as kernels
+def _launch_update(name: str, signals: Sequence[Tensor], others: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+    x, rows = signals[0], [rows_of(t) for t in others]
+    sizes = (x.numel(), x.shape[-1], *(t.stride(0) for t in rows))
+    grid = (-(-x.numel() // _BLOCK),)
+    launch(f"gate.{name}", grid, *(t.contiguous() for t in signals), *rows, *results, *sizes, BLOCK=_BLOCK)
 
-    others, y = [rows_of(t) for t in (update, candidate, branch)], x.new_empty(x.shape)
-    strides = (t.stride(0) for t in others)
-    grid = (-(-x.numel() // BLOCK),)
-    kernels.gated_update[grid](x.contiguous(), *others, y, x.numel(), x.shape[-1], *strides, BLOCK=BLOCK)
+
+@kernel(lambda x, *_: x.new_empty(x.shape))
+def gated_update_kernel(x: Tensor, update: Tensor, candidate: Tensor, branch: Tensor) -> Tensor:
+    y = x.new_empty(x.shape)
+    _launch_update("gated_update", [x], [update, candidate, branch], [y])
     return y
 
 
-@kernel(
-    lambda grad, x, update, candidate, branch: (
-        x.new_empty(x.shape),
-        update.new_empty(update.shape),
-        candidate.new_empty(candidate.shape),
-    )
-)
+def _update_gradients(grad: Tensor, x: Tensor, update: Tensor, candidate: Tensor, _: Tensor) -> tuple[Tensor, ...]:
+    return x.new_empty(x.shape), update.new_empty(update.shape), candidate.new_empty(candidate.shape)
+
+
+@kernel(_update_gradients)
 def gated_update_gradients(
     grad: Tensor, x: Tensor, update: Tensor, candidate: Tensor, branch: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, of update, and of the sum of candidate and branch."""
-    from lagwise.ops.fused import gate_kernels as kernels
-
-    others = [rows_of(t) for t in (update, candidate, branch)]
-    results = (x.new_empty(x.shape), update.new_empty(update.shape), candidate.new_empty(candidate.shape))
-    strides = (t.stride(0) for t in others)
-    grid = (-(-x.numel() // BLOCK),)
-    kernels.gated_update_gradients[grid](
-        grad.contiguous(), x.contiguous(), *others, *results, x.numel(), x.shape[-1], *strides, BLOCK=BLOCK
-    )  # fmt: skip
-    return results
+    dx, dupdate, inner = results = _update_gradients(grad, x, update, candidate, branch)
+    _launch_update("gated_update_gradients", [grad, x], [update, candidate, branch], results)
+    return dx, dupdate, inner

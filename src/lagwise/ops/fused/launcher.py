@@ -1,4 +1,4 @@
-"""Launches of Triton's kernels. Imports Triton."""
+"""Launches of Triton's kernels, and activations in them. Imports Triton."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import triton  # pyrefly: ignore[missing-import]
+import triton.language as tl  # pyrefly: ignore[missing-import]
 from torch import Tensor
 
 _MAX_LAUNCHES = 4096  # launches of a kernel that are known: lengths that vary would otherwise be kept without end
@@ -55,3 +56,14 @@ class launched:
             return None
 
         return launch
+
+
+@triton.jit
+def silu(x):
+    return x * tl.sigmoid(x)
+
+
+@triton.jit
+def silu_slope(x):
+    s = tl.sigmoid(x)
+    return s * (1 + x * (1 - s))

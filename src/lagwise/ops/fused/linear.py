@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.fused import TritonEngine, autocast_dtype, joined, kernel
+from lagwise.ops.fused import TritonEngine, autocast_dtype, joined, kernel, launch
 from lagwise.ops.operation import Values, operation
 
 _CAST, _NUMBERS = 4, 1024  # tensors of a launch, numbers of a program
@@ -45,8 +45,8 @@ class _Joint(TritonEngine):
     ) -> tuple[tuple[Tensor, ...], Values]:
         rows = (x if x.dtype == dtype else x.to(dtype)).flatten(0, -2)
         weight, bias = cast_joint(parameters[:count], parameters[count:], dtype)
-        y = multiplied(rows, weight, bias).view(*x.shape[:-1], -1)
-        saved = (rows if x.dtype != dtype else None, weight)
+        y = torch.mm(rows, weight.t()) if bias is None else torch.addmm(bias, rows, weight.t())
+        saved, y = (rows if x.dtype != dtype else None, weight), y.view(*x.shape[:-1], -1)
         return y.split_with_sizes(sizes, dim=-1) if len(sizes) > 1 else (y,), saved
 
     @staticmethod
@@ -58,8 +58,12 @@ class _Joint(TritonEngine):
         ]
         grad = joined(full).flatten(0, -2)
         dx = (grad @ weight).view(x.shape) if needs_grad[0] else None
-        rows = x.flatten(0, -2) if rows is None else rows
-        gradients = joint_gradients(grad, rows, parameters[:count], parameters[count:], needs_grad[4:])
+        gradients: list[Tensor | None] = [None] * len(parameters)
+        if any(needs_grad[4 : 4 + count]):
+            outer = _outer(grad, x.flatten(0, -2) if rows is None else rows, parameters[0].dtype)
+            gradients[:count] = _parts(outer, parameters[:count])
+        if any(needs_grad[4 + count :]):
+            gradients[count:] = _parts(column_sums(grad).to(parameters[count].dtype), parameters[count:])
         return dx if dx is None or dx.dtype == x.dtype else dx.to(x.dtype), None, None, None, *gradients
 
 
@@ -79,37 +83,16 @@ def _joint_like(weights: list[Tensor], biases: list[Tensor], dtype: torch.dtype)
 
 @kernel(_joint_like)
 def cast_weights(weights: list[Tensor], biases: list[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    from lagwise.ops.fused import cast_kernels as kernels
-
     weight, bias = _joint_like(weights, biases, dtype)
     sources = [each.contiguous() for each in (*weights, *biases)]
     targets = [*_parts(weight, weights), *(_parts(bias, biases) if biases else ())]
     for start in range(0, len(sources), _CAST):
         some, into = sources[start : start + _CAST], targets[start : start + _CAST]
-        counts = [each.numel() for each in some]
-        unused = _CAST - len(some)
-        kernels.cast[(-(-max(counts) // _NUMBERS), len(some))](
-            *some, *some[:1] * unused, *into, *into[:1] * unused, *counts, *[0] * unused, BLOCK=_NUMBERS
-        )
+        counts, unused = [each.numel() for each in some], _CAST - len(some)
+        grid = (-(-max(counts) // _NUMBERS), len(some))
+        tensors = (*some, *some[:1] * unused, *into, *into[:1] * unused)
+        launch("gate.cast", grid, *tensors, *counts, *[0] * unused, BLOCK=_NUMBERS)
     return weight, bias
-
-
-def multiplied(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """``rows W' + b``."""
-    return torch.mm(rows, weight.t()) if bias is None else torch.addmm(bias, rows, weight.t())
-
-
-def joint_gradients(
-    grad: Tensor, rows: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], needs_grad: Sequence[bool]
-) -> list[Tensor | None]:
-    """Gradients of weights and biases, those of which any needs one, from that of their joint product."""
-    count = len(weights)
-    gradients: list[Tensor | None] = [None] * (count + len(biases))
-    if any(needs_grad[:count]):
-        gradients[:count] = _parts(_outer(grad, rows, weights[0].dtype), weights)
-    if any(needs_grad[count:]):
-        gradients[count:] = _parts(column_sums(grad).to(biases[0].dtype), biases)
-    return gradients
 
 
 @kernel(lambda grad: grad.new_empty(grad.shape[1], dtype=torch.float32))
@@ -124,8 +107,6 @@ def _parts(x: Tensor, like: Sequence[Tensor]) -> Sequence[Tensor]:
 
 def _outer(grad: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
     """``grad' x``, in float32 without a pass that casts it where the device can."""
-    if grad.dtype == dtype:
-        return grad.t() @ x
-    if grad.device.type == "cuda" and dtype == torch.float32:
+    if grad.device.type == "cuda" and grad.dtype != dtype == torch.float32:
         return torch.mm(grad.t(), x, out_dtype=torch.float32)
     return (grad.t() @ x).to(dtype)

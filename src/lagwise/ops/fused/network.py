@@ -10,68 +10,124 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.fused import fused, kernel
+from lagwise.ops.fused import fused, kernel, launch
 from lagwise.ops.operation import Engine, Values, in_graph, operation
 
 _WIDEST = 64  # features of a layer whose weight fits into the memory of a program
 _ROWS, _PROGRAMS = 16, 256  # rows of a program at a time; programs of a gradient, each of which has one of all weights
 
 
-def narrow(x: Tensor, hidden: int) -> bool:
-    """Whether the kernels serve layers of so many features for x ``(n, inputs)``."""
-    return max(hidden, x.shape[1]) <= _WIDEST and x.dtype == torch.float32 and fused(x)
+def at_once(x: Tensor, hidden: int) -> bool:
+    """Whether `normed_relu_layers` is for layers of so many features of x ``(n, inputs)``."""
+    return in_graph() or _Kernels.serves(x, x, 1, hidden, 0.0)
 
 
 def normed_relu_layers(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], epsilon: float) -> Tensor:
     """``h <- relu(z / sqrt(mean(z²) + epsilon))`` with ``z = h W' + b`` for each layer, from ``h = x``.
 
     Shapes: x ``(n, inputs)``, weights ``(hidden, inputs)`` and then ``(hidden, hidden)``, biases ``(hidden,)``; such
-    that the layers are `narrow`, and without autocast. Products are in TF32 where PyTorch's are
+    as autocast leaves alone. In kernels, products are in TF32 where PyTorch's are
     (`torch.backends.cuda.matmul.fp32_precision`). In graphs, on any device and of any width and precision, it is one
     operator instead of a dozen loops to compile.
     """
-    if in_graph():
-        flat = torch.cat([each.flatten() for each in (*weights, *biases)])
-        return _of_graph(x, flat, len(weights), biases[0].shape[0], epsilon)
-    return _layers(x, epsilon, *weights, *biases)
+    return _layers(x, _flat(*weights, *biases), len(weights), len(biases[0]), epsilon)
 
 
 @operation
-def _layers(x: Tensor, epsilon: float, *parameters: Tensor) -> Tensor:
-    count = len(parameters) // 2
-    return _layer_by_layer(x, parameters[:count], parameters[count:], epsilon)[0]
+def _flat(*parameters: Tensor) -> Tensor:
+    return torch.cat([each.flatten() for each in parameters])
 
 
-def _layer_by_layer(
-    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], epsilon: float
-) -> tuple[Tensor, list[Tensor]]:
+@_flat.engine("split")
+class _Flat(Engine):
+    """A node of autograd instead of one for each parameter."""
+
+    @staticmethod
+    def forward(*parameters: Tensor) -> tuple[Tensor, Values]:
+        return _flat.plain(*parameters), ()
+
+    @staticmethod
+    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+        parts = grads[0].split_with_sizes([each.numel() for each in args])
+        return [part.view(each.shape) for part, each in zip(parts, args, strict=True)]
+
+
+@operation
+def _layers(x: Tensor, flat: Tensor, count: int, hidden: int, epsilon: float) -> Tensor:
+    return _layer_by_layer(x, flat, count, hidden, epsilon)[0]
+
+
+def _layer_by_layer(x: Tensor, flat: Tensor, count: int, hidden: int, epsilon: float) -> tuple[Tensor, list[Tensor]]:
     """The last layer's output, and every layer's before its norm, by PyTorch."""
     sums: list[Tensor] = []
-    for weight, bias in zip(weights, biases, strict=True):
+    for weight, bias in zip(*_parts(flat, x.shape[1], hidden, count), strict=True):
         sums.append(F.linear(x, weight, bias))
         x = _normed(sums[-1], epsilon)[0].relu()
     return x, sums
 
 
+def _parts(flat: Tensor, inputs: int, hidden: int, count: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """Weights and biases of all layers."""
+    sizes = [hidden * inputs, *[hidden * hidden] * (count - 1), *[hidden] * count]
+    parts = flat.split_with_sizes(sizes)
+    return [part.view(hidden, -1) for part in parts[:count]], parts[count:]
+
+
+def _normed(z: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    factor = (z.square().mean(-1, keepdim=True) + epsilon).rsqrt()
+    return z * factor, factor
+
+
 @_layers.engine("triton")
-class _Layers(Engine):
+class _Kernels(Engine):
     @staticmethod
-    def serves(x: Tensor, epsilon: float, *parameters: Tensor) -> bool:
-        return narrow(x, len(parameters[-1]))
+    def serves(x: Tensor, flat: Tensor, count: int, hidden: int, epsilon: float) -> bool:
+        return max(hidden, x.shape[1]) <= _WIDEST and x.dtype == torch.float32 and fused(x, flat)
 
     @staticmethod
-    def forward(x: Tensor, epsilon: float, *parameters: Tensor) -> tuple[Tensor, Values]:
-        flat, count = torch.cat([each.flatten() for each in parameters]), len(parameters) // 2
-        y, sums = network_layers(x, flat, count, len(parameters[-1]), epsilon)
-        return y, (flat, sums)
+    def forward(x: Tensor, flat: Tensor, count: int, hidden: int, epsilon: float) -> tuple[Tensor, Values]:
+        y, sums = network_layers(x, flat, count, hidden, epsilon)
+        return y, (sums,)
 
     @staticmethod
     def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
-        (x, epsilon, *parameters), (flat, sums) = args, saved
-        dx, parts = network_gradients(grads[0], x, flat, sums, epsilon, needs_grad[0])
-        gradients = parts.sum(0).split_with_sizes([each.numel() for each in parameters])
-        of_parameters = (part.view(each.shape) for part, each in zip(gradients, parameters, strict=True))
-        return dx if needs_grad[0] else None, None, *of_parameters
+        dx, parts = network_gradients(grads[0], args[0], args[1], saved[0], args[4], needs_grad[0])
+        return dx if needs_grad[0] else None, parts.sum(0)
+
+
+class _InGraph(Engine):
+    """The kernels, or the same in PyTorch. Eagerly, layers of `lagwise.kernels.network` are faster than the latter."""
+
+    @staticmethod
+    def forward(*args: Any) -> tuple[Tensor, Values]:
+        if _Kernels.serves(*args):
+            return _Kernels.forward(*args)
+        y, sums = _layer_by_layer(*args)
+        return y, (torch.stack(sums),)
+
+    @staticmethod
+    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+        (x, flat, count, hidden, epsilon), (sums,), grad = args, saved, grads[0]
+        if _Kernels.serves(*args):
+            return _Kernels.backward(args, saved, grads, needs_grad)
+        weights, _ = _parts(flat, x.shape[1], hidden, count)
+        by_weight, by_bias = [], []
+        for i in reversed(range(count)):
+            v, factor = _normed(sums[i], epsilon)
+            grad = grad.masked_fill(v <= 0, 0)
+            grad = (grad - v * (grad * v).mean(-1, keepdim=True)) * factor
+            before = _normed(sums[i - 1], epsilon)[0].relu() if i else x
+            by_weight.append((grad.t() @ before).reshape(-1))
+            by_bias.append(grad.sum(0))
+            grad = grad @ weights[i]
+        return grad, torch.cat([*reversed(by_weight), *reversed(by_bias)])
+
+
+def _like(x: Tensor, flat: Tensor, count: int, hidden: int, epsilon: float) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape[0], hidden), x.new_empty(count, x.shape[0], hidden)
+
+
+_layers.in_graphs("normed_relu_layers", _like, engine=_InGraph, saved="sums")
 
 
 def _sizes(x: Tensor, hidden: int, count: int) -> dict[str, Any]:
@@ -83,17 +139,12 @@ def _sizes(x: Tensor, hidden: int, count: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@kernel(
-    lambda x, flat, count, hidden, epsilon: (x.new_empty(x.shape[0], hidden), x.new_empty(count, x.shape[0], hidden))
-)
+@kernel(_like)
 def network_layers(x: Tensor, flat: Tensor, count: int, hidden: int, epsilon: float) -> tuple[Tensor, Tensor]:
     """The last layer's output, and every layer's before its norm. flat: weights and biases of all layers."""
-    from lagwise.ops.fused import network_kernels as kernels
-
-    y, sums = x.new_empty(x.shape[0], hidden), x.new_empty(count, x.shape[0], hidden)
-    kernels.layers[(-(-len(x) // _ROWS),)](
-        x.contiguous(), flat, sums, y, *x.shape, hidden, epsilon, **_sizes(x, hidden, count)
-    )
+    y, sums = _like(x, flat, count, hidden, epsilon)
+    arguments = (x.contiguous(), flat, sums, y, *x.shape, hidden, epsilon)
+    launch("network.layers", (-(-len(x) // _ROWS),), *arguments, **_sizes(x, hidden, count))
     return y, sums
 
 
@@ -110,65 +161,8 @@ def network_gradients(
     grad: Tensor, x: Tensor, flat: Tensor, sums: Tensor, epsilon: float, needs_dx: bool
 ) -> tuple[Tensor, Tensor]:
     """Gradients of x, if it needs one, and of the parameters, in parts."""
-    from lagwise.ops.fused import network_kernels as kernels
-
     dx, parts = _gradients_like(grad, x, flat, sums, epsilon, needs_dx)
     count, _, hidden = sums.shape
-    kernels.layer_gradients[(_programs(x),)](
-        grad.contiguous(), x.contiguous(), flat, sums, dx, parts, *x.shape, hidden, epsilon,
-        **_sizes(x, hidden, count), DX=needs_dx,
-    )  # fmt: skip
+    arguments = (grad.contiguous(), x.contiguous(), flat, sums, dx, parts, *x.shape, hidden, epsilon)
+    launch("network.layer_gradients", (_programs(x),), *arguments, **_sizes(x, hidden, count), DX=needs_dx)
     return dx, parts
-
-
-def _parts(flat: Tensor, inputs: int, hidden: int, count: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """Weights and biases of all layers."""
-    sizes = [hidden * inputs, *[hidden * hidden] * (count - 1), *[hidden] * count]
-    parts = flat.split_with_sizes(sizes)
-    return [part.view(hidden, -1) for part in parts[:count]], parts[count:]
-
-
-def _normed(z: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    factor = (z.square().mean(-1, keepdim=True) + epsilon).rsqrt()
-    return z * factor, factor
-
-
-@operation
-def _of_graph(x: Tensor, flat: Tensor, count: int, hidden: int, epsilon: float) -> Tensor:
-    return _layer_by_layer(x, *_parts(flat, x.shape[1], hidden, count), epsilon)[0]
-
-
-class _Whole(Engine):
-    @staticmethod
-    def forward(x: Tensor, flat: Tensor, count: int, hidden: int, epsilon: float) -> tuple[Tensor, Values]:
-        if narrow(x, hidden):
-            y, sums = network_layers(x, flat, count, hidden, epsilon)
-            return y, (sums,)
-        y, of_layers = _layer_by_layer(x, *_parts(flat, x.shape[1], hidden, count), epsilon)
-        return y, (torch.stack(of_layers),)
-
-    @staticmethod
-    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
-        (x, flat, count, hidden, epsilon), (sums,), (grad,) = args, saved, grads
-        if narrow(x, hidden):
-            dx, parts = network_gradients(grad, x, flat, sums, epsilon, True)
-            return dx, parts.sum(0)
-        weights, _ = _parts(flat, x.shape[1], hidden, count)
-        by_weight, by_bias = [], []
-        for i in reversed(range(count)):
-            v, factor = _normed(sums[i], epsilon)
-            grad = grad.masked_fill(v <= 0, 0)
-            grad = (grad - v * (grad * v).mean(-1, keepdim=True)) * factor
-            before = _normed(sums[i - 1], epsilon)[0].relu() if i else x
-            by_weight.append((grad.t() @ before).flatten())
-            by_bias.append(grad.sum(0))
-            grad = grad @ weights[i]
-        return grad, torch.cat([*reversed(by_weight), *reversed(by_bias)])
-
-
-_of_graph.in_graphs(
-    "normed_relu_layers",
-    lambda x, flat, count, hidden, epsilon: (x.new_empty(x.shape[0], hidden), x.new_empty(count, x.shape[0], hidden)),
-    engine=_Whole,
-    saved="sums",
-)

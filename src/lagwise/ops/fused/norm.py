@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops import native
-from lagwise.ops.fused import TritonEngine, fused, kernel
+from lagwise.ops.fused import TritonEngine, fused, kernel, launch
 from lagwise.ops.operation import Engine, Values, operation
 
 _PROGRAMS, _CPU_PROGRAMS = 1024, 16  # at most; each sums the parameters' gradients over some rows
@@ -41,19 +42,9 @@ class _OnePass(Engine):
     unsaved = (0, 1)  # the sum is enough
 
     @staticmethod
-    def forward(
-        x: Tensor,
-        branch: Tensor | None,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        epsilon: float,
-        centred: bool,
-        dtype: torch.dtype,
-    ) -> tuple[tuple[Tensor, Tensor], Values]:
-        total, y = norm(x, branch, weight, bias, epsilon, centred, dtype)
-        if branch is None:
-            return (x, y), (x, None)
-        return (total, y), (total, branch.new_empty(0))
+    def forward(*args: Any) -> tuple[tuple[Tensor, Tensor], Values]:
+        (x, branch), (total, y) = args[:2], norm(*args)
+        return ((x, y), (x, None)) if branch is None else ((total, y), (total, branch.new_empty(0)))
 
     @staticmethod
     def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
@@ -61,14 +52,14 @@ class _OnePass(Engine):
         (total, branch), (grad_total, grad) = saved, grads
         kind = total.dtype if branch is None else branch.dtype
         if grad is None:
-            return grad_total, None if branch is None else _to(grad_total, kind), *[None] * 5
+            return grad_total, None if branch is None else grad_total.to(kind)
         arguments = (grad, grad_total, total, weight, bias is not None, epsilon, centred)
         dx, dbranch, parts = norm_gradients(*arguments, total.dtype, kind)
         if not dbranch.numel():  # both have one dtype, so the gradients are one tensor
             dbranch = dx
         sums = iter(parts.sum(0)) if parts.numel() else iter(())
         dweight, dbias = (None if p is None else next(sums).to(p.dtype) for p in (weight, bias))
-        return dx, None if branch is None else dbranch, dweight, dbias, None, None, None
+        return dx, None if branch is None else dbranch, dweight, dbias
 
     @staticmethod
     def restored(args: Values, saved: Values) -> Values:
@@ -89,15 +80,9 @@ class _Loop(_OnePass):
         return native.serves(x, x if branch is None else branch, min_elements=native.MIN_ELEMENTS)
 
 
-def _to(grad: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return None if grad is None else grad.to(dtype)
-
-
-def _like(x, branch, weight, bias, epsilon, centred, dtype) -> tuple[Tensor, Tensor]:
-    y = x.new_empty(x.shape, dtype=dtype)
-    if branch is None:
-        return x.new_empty(0), y
-    return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, branch.dtype)), y
+def _like(x: Tensor, branch: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
+    total = x.new_empty(0) if branch is None else x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, branch.dtype))
+    return total, x.new_empty(x.shape, dtype=rest[-1])
 
 
 @kernel(_like)
@@ -111,36 +96,36 @@ def norm(
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """The sum, empty without a branch, and its norm."""
-    total, y = results = _like(x, branch, weight, bias, epsilon, centred, dtype)
+    total, y = results = _like(x, branch, dtype)
     x, branch = x.contiguous(), None if branch is None else branch.contiguous()
+    into = x if branch is None else total
     if not fused(x):
-        native.residual_norm(x, branch, weight, bias, epsilon, centred, x if branch is None else total, y)
+        native.residual_norm(x, branch, weight, bias, epsilon, centred, into, y)
         return results
-    from lagwise.ops.fused import norm_kernels as kernels
-
-    channels = x.shape[-1]
-    kernels.norm[(x.numel() // channels,)](
-        *(x if t is None else t for t in (x, branch, weight, bias)), x if branch is None else total, y, channels,
-        epsilon, CENTRED=centred, BRANCH=branch is not None, WEIGHT=weight is not None, BIAS=bias is not None,
-        BLOCK=_block(channels),
-    )  # fmt: skip
+    tensors = (x if t is None else t for t in (x, branch, weight, bias))
+    given = {"BRANCH": branch is not None, "WEIGHT": weight is not None, "BIAS": bias is not None}
+    sizes = (x.shape[-1], epsilon)
+    launch("gate.norm", (_rows(x),), *tensors, into, y, *sizes, CENTRED=centred, **given, BLOCK=_block(x))
     return results
 
 
-def _block(channels: int) -> int:
-    return max(16, 1 << (channels - 1).bit_length())
+def _rows(x: Tensor) -> int:
+    return x.numel() // x.shape[-1]
+
+
+def _block(x: Tensor) -> int:
+    return max(16, 1 << (x.shape[-1] - 1).bit_length())
 
 
 def _parts(x: Tensor) -> int:
-    return min(_CPU_PROGRAMS if x.device.type == "cpu" else _PROGRAMS, x.numel() // x.shape[-1])
+    return min(_CPU_PROGRAMS if x.device.type == "cpu" else _PROGRAMS, _rows(x))
 
 
 def _gradients_like(grad, grad_total, x, weight, biased, epsilon, centred, dtype, branch):
-    parameters = (weight is not None) + biased
     return (
         x.new_empty(x.shape, dtype=dtype),
         x.new_empty(0 if branch == dtype else x.shape, dtype=branch),
-        x.new_empty((_parts(x), parameters, x.shape[-1]), dtype=torch.float32),
+        x.new_empty((_parts(x), (weight is not None) + biased, x.shape[-1]), dtype=torch.float32),
     )
 
 
@@ -157,21 +142,14 @@ def norm_gradients(
     branch: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, of the branch (empty for the same dtype), and of weight and bias, in parts."""
-    x, grad = x.contiguous(), grad.contiguous()
-    grad_total = None if grad_total is None else grad_total.contiguous()
+    grad, x, grad_total = grad.contiguous(), x.contiguous(), None if grad_total is None else grad_total.contiguous()
     dx, dbranch, parts = results = _gradients_like(grad, grad_total, x, weight, biased, epsilon, centred, dtype, branch)
     if not fused(x):
         of_branch = dbranch if dbranch.numel() else None
-        native.residual_norm_gradients(
-            grad, grad_total, x, weight, epsilon, centred, dx, of_branch, parts, weight is not None, biased
-        )
+        native.residual_norm_gradients(grad, grad_total, x, weight, epsilon, centred, dx, of_branch, parts, biased)
         return results
-    from lagwise.ops.fused import norm_kernels as kernels
-
-    channels = x.shape[-1]
-    kernels.norm_gradients[(_parts(x),)](
-        grad, *(x if t is None else t for t in (grad_total, x, weight)), *results, x.numel() // channels, channels,
-        epsilon, CENTRED=centred, TOTAL=grad_total is not None, BRANCH=branch != dtype, WEIGHT=weight is not None,
-        BIAS=biased, BLOCK=_block(channels),
-    )  # fmt: skip
+    tensors = (grad, *(x if t is None else t for t in (grad_total, x, weight)))
+    given = {"TOTAL": grad_total is not None, "BRANCH": branch != dtype, "WEIGHT": weight is not None, "BIAS": biased}
+    sizes = (_rows(x), x.shape[-1], epsilon)
+    launch("gate.norm_gradients", (len(parts),), *tensors, *results, *sizes, CENTRED=centred, **given, BLOCK=_block(x))
     return results

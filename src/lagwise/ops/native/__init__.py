@@ -11,24 +11,9 @@ from lagwise.ops.native.loops import (
     gated_grid,
     gated_grid_gradients,
     lag_products,
+    overwritten_grid,
     residual_norm,
     residual_norm_gradients,
     silu_product,
     silu_product_gradients,
 )
-
-__all__ = [
-    "MIN_ELEMENTS",
-    "available",
-    "convolve",
-    "convolve_gradients",
-    "gated_grid",
-    "gated_grid_gradients",
-    "lag_products",
-    "lanes",
-    "residual_norm",
-    "residual_norm_gradients",
-    "serves",
-    "silu_product",
-    "silu_product_gradients",
-]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from lagwise.ops.native.library import filled_biases, loops, pointers
+from lagwise.ops.native.library import call, filled_biases, loops, scratch
 from lagwise.ops.operation import loop_operator
 
 
@@ -26,11 +25,7 @@ class _Signal(ctypes.Structure):
     _fields_ = [("data", ctypes.c_void_p), ("row", ctypes.c_long), ("token", ctypes.c_long)]
 
 
-def _result_like(value: Tensor, taps: Tensor, plan: list[int], gate: Tensor | None, biases: Tensor | None) -> Tensor:
-    return value.new_empty(value.shape)
-
-
-@loop_operator(_result_like)
+@loop_operator(lambda value, *_: value.new_empty(value.shape))
 def convolve(value: Tensor, taps: Tensor, plan: list[int], gate: Tensor | None, biases: Tensor | None) -> Tensor:
     """The product of every channel with its taps; with a gate, ``silu(gate) * (taps * silu(value))``.
 
@@ -43,22 +38,12 @@ def convolve(value: Tensor, taps: Tensor, plan: list[int], gate: Tensor | None, 
         biases: ``(2, channels)``, added to gate and value before.
     """
     value, gate = _rows(value), None if gate is None else _rows(gate)
-    y = torch.empty(value.shape, dtype=value.dtype, device="cpu")
-    tensors = (_by_lag(taps), filled_biases(biases, value.shape[2]))
-    _call("convolve", value, plan, tensors, taps.shape[1], value=value, gate=gate, y=y)
+    y, added = torch.empty(value.shape, dtype=value.dtype, device="cpu"), filled_biases(biases, value.shape[2])
+    _call("convolve", plan, taps, (value, gate, y, None, None, None), added)
     return y
 
 
-def _gradients_like(
-    grad: Tensor,
-    value: Tensor,
-    taps: Tensor,
-    plan: list[int],
-    gate: Tensor | None,
-    biases: Tensor | None,
-    of_value: bool,
-    of_taps: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _gradients_like(grad, value, taps, plan, gate, biases, of_value, of_taps) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     (n_taps, channels), gated = taps.shape[::-1], gate is not None
     return (
         value.new_empty(value.shape if of_value else 0),
@@ -83,32 +68,24 @@ def convolve_gradients(
     are not wanted, and without a gate. Those of a gate and its value are computed together."""
     grads = _gradients_like(grad, value, taps, plan, gate, biases, of_value, of_taps)
     value_grad, taps_grad, gate_grad, bias_grads = (t if t.numel() else None for t in grads)
-    signals = {
-        "value": _rows(value),
-        "gate": None if gate is None else _rows(gate),
-        "grad": _rows(grad.to(value.dtype)),
-    }
-    tensors = (_by_lag(taps), filled_biases(biases, value.shape[2]), taps_grad, bias_grads)
-    signals |= {"value_grad": value_grad, "gate_grad": gate_grad}
-    _call("convolve_gradients", value, plan, tensors, taps.shape[1], **signals)
+    value, gate, grad = _rows(value), None if gate is None else _rows(gate), _rows(grad.to(value.dtype))
+    signals = (value, gate, None, grad, value_grad, gate_grad)
+    _call("convolve_gradients", plan, taps, signals, filled_biases(biases, value.shape[2]), taps_grad, bias_grads)
     return grads
 
 
 def _call(
-    name: str, x: Tensor, plan: Sequence[int], tensors: Sequence[Tensor | None], taps: int, **signals: Tensor | None
+    name: str, plan: list[int], taps: Tensor, signals: tuple[Tensor | None, ...], *tensors: Tensor | None
 ) -> None:
-    compiled, threads = loops(), torch.get_num_threads()
-    origin, n, *frames = plan
-    sizes = _Sizes(*x.shape, taps, origin, n, *frames, x.dtype == torch.bfloat16, threads)
-    vectors = compiled.library.convolution_scratch(ctypes.byref(sizes))
-    scratch = torch.empty(threads, vectors, compiled.lanes, dtype=torch.float32, device="cpu")
-    names = ("value", "gate", "y", "grad", "value_grad", "gate_grad")
-    given = (_Signal * len(names))(*(_signal(signals.get(each)) for each in names))
-    getattr(compiled.library, name)(ctypes.byref(sizes), given, *pointers(*tensors, _roots(n), scratch))
-
-
-def _signal(x: Tensor | None) -> _Signal:
-    return _Signal() if x is None else _Signal(x.data_ptr(), x.stride(0), x.stride(1))
+    """signals: value, gate and result, and the gradients of the result, of value and of gate."""
+    x, threads, (origin, n, *frames) = signals[0], torch.get_num_threads(), plan
+    assert x is not None
+    sizes = _Sizes(*x.shape, taps.shape[1], origin, n, *frames, x.dtype == torch.bfloat16, threads)
+    memory = scratch(threads, call("convolution_scratch", sizes), loops().lanes)
+    given = (_Signal * len(signals))(
+        *(_Signal() if t is None else _Signal(t.data_ptr(), t.stride(0), t.stride(1)) for t in signals)
+    )
+    call(name, sizes, given, taps.t().to(torch.float32).contiguous(), *tensors, _roots(n), memory)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -116,13 +93,9 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.stride(2) == 1 or x.shape[2] == 1 else x.contiguous()
 
 
-def _by_lag(taps: Tensor) -> Tensor:
-    return taps.t().to(torch.float32).contiguous()
-
-
 @functools.lru_cache(maxsize=32)
 def _roots(n: int) -> Tensor:
     """The roots of transforms of 2 n points."""
-    roots = torch.empty(n, 2, dtype=torch.float32, device="cpu")
-    loops().library.convolution_roots(*pointers(roots), ctypes.c_long(n))
+    roots = scratch(n, 2)
+    call("convolution_roots", roots, n)
     return roots

@@ -114,8 +114,8 @@ long grid_scratch(long height, long width) {
    as `mix` needs them. biases: (2, groups of channels, LANES), of gate and value. scratch: `grid_scratch` vectors for
    each thread. */
 void gated_grid(const void *gate, const void *value, const float *rows, const float *columns, const float *biases,
-                void *out, float *scratch, long batch, long height, long width, long channels, int bfloat16,
-                int threads) {
+                void *out, float *scratch, long batch, long height, long width, long channels, long bfloat16,
+                long threads) {
     const grid g = {height, width, filled(width)};
     const long groups = (channels + LANES - 1) / LANES, spans = (groups + SPAN - 1) / SPAN;
     const vector *gate_bias = (const vector *)biases, *value_bias = gate_bias + groups;
@@ -153,7 +153,7 @@ void gated_grid_gradients(const void *gate, const void *value, const float *rows
                           const float *reversed_rows, const float *reversed_columns, const float *biases,
                           const void *grad, void *gate_grad, void *value_grad, float *row_sums, float *column_sums,
                           float *bias_sums, float *scratch, long batch, long height, long width, long channels,
-                          long parts, int bfloat16, int threads) {
+                          long parts, long bfloat16, long threads) {
     const grid g = {height, width, filled(width)};
     const long groups = (channels + LANES - 1) / LANES, spans = (groups + SPAN - 1) / SPAN;
     const vector *gate_bias = (const vector *)biases, *value_bias = gate_bias + groups;

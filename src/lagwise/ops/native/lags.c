@@ -42,7 +42,7 @@ static void load(vector *to, const float *from, long stride, long first, long co
    groups; what is beyond the channels or the lags means nothing. */
 void lag_products(const float *y, long y_row, long y_token, const float *x, long x_row, long x_token, float *out,
                   long batch, long length, long channels, long dilation, long first, long last, long parts,
-                  int threads) {
+                  long threads) {
     const long groups = (channels + LANES - 1) / LANES, lags = last - first + 1;
     const long padded = (lags + LAGS - 1) / LAGS * LAGS;
     const long tiles = ((length + dilation - 1) / dilation + TILE - 1) / TILE, work = batch * dilation * tiles;

@@ -1,4 +1,4 @@
-"""The compiled C files, and their arguments."""
+"""The compiled C files, and calls of their functions."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import os
 import platform
 import warnings
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.compiler import find_compiler, load_compiled
-from lagwise.ops.operation import definitions_only, worthwhile
+from lagwise.ops.operation import definitions_only, in_graph
 
 _FOLDER = Path(__file__).parent
 _SOURCES = [_FOLDER / name for name in ("vector.h", "transform.h", "convolution.c", "lags.c", "grids.c", "tokens.c")]
@@ -23,20 +23,8 @@ _FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 _DTYPES = (torch.float32, torch.bfloat16)
 MIN_ELEMENTS = 1 << 16  # numbers for which a call of a loop over tokens is worthwhile
 _FUNCTIONS = (
-    "layout",
-    "lag_products",
-    "grid_layout",
-    "grid_scratch",
-    "gated_grid",
-    "gated_grid_gradients",
-    "silu_product",
-    "silu_product_gradients",
-    "residual_norm",
-    "residual_norm_gradients",
-    "convolution_scratch",
-    "convolution_roots",
-    "convolve",
-    "convolve_gradients",
+    "layout lag_products grid_layout grid_scratch gated_grid gated_grid_gradients silu_product silu_product_gradients "
+    "residual_norm residual_norm_gradients convolution_scratch convolution_roots convolve convolve_gradients"
 )
 
 
@@ -65,8 +53,8 @@ def available() -> bool:
 
 def serves(*tensors: Tensor, min_elements: int = 0) -> bool:
     """Whether loops in C serve these tensors, of which the first has at least so many numbers, also when
-    `torch.compile` calls them from its graph."""
-    if not worthwhile(tensors[0], min_elements):  # first, since every token asks
+    `torch.compile` calls them from its graph, of which the compiler then has less to compile."""
+    if tensors[0].numel() < min_elements and not in_graph():  # first, since every token asks
         return False
     if not all(t.device.type == "cpu" and t.dtype in _DTYPES for t in tensors) or definitions_only():
         return False
@@ -86,19 +74,23 @@ def lanes() -> int:
     return loops().lanes
 
 
-def pointers(*tensors: Tensor | None) -> list[ctypes.c_void_p]:
-    """The addresses of tensors as arguments, NULL for None. The tensors must be kept until the call returns."""
-    return [ctypes.c_void_p(None if t is None else t.data_ptr()) for t in tensors]
+def call(name: str, *arguments: Any) -> Any:
+    """Call a function in C with tensors (their addresses, NULL for None), integers and flags (``long``), numbers
+    (``float``) and structures (their addresses)."""
+    return getattr(loops().library, name)(*map(_in_c, arguments))
 
 
-def longs(*numbers: int) -> list[ctypes.c_long]:
-    """Numbers as arguments."""
-    return [ctypes.c_long(n) for n in numbers]
+def _in_c(argument: Any) -> Any:
+    if argument is None or isinstance(argument, Tensor):
+        return ctypes.c_void_p(None if argument is None else argument.data_ptr())
+    if isinstance(argument, int):
+        return ctypes.c_long(argument)
+    return ctypes.c_float(argument) if isinstance(argument, float) else ctypes.byref(argument)
 
 
-def ints(*numbers: int) -> list[ctypes.c_int]:
-    """Numbers and flags as arguments."""
-    return [ctypes.c_int(n) for n in numbers]
+def scratch(*shape: int) -> Tensor:
+    """Memory for loops, as float32."""
+    return torch.empty(shape, dtype=torch.float32, device="cpu")
 
 
 def filled_biases(biases: Tensor | None, channels: int) -> Tensor:
@@ -127,10 +119,10 @@ def _loops() -> Loops | None:
 
 
 def _bound(library: ctypes.CDLL) -> Loops:
-    for name in _FUNCTIONS:
+    for name in _FUNCTIONS.split():
         getattr(library, name)  # an AttributeError has it compiled again
     library.grid_scratch.restype = library.convolution_scratch.restype = ctypes.c_long
-    lanes, lags, span, extra_lags = (ctypes.c_long() for _ in range(4))
+    lanes, lags, span, extra_lags = sizes = [ctypes.c_long() for _ in range(4)]
     library.layout(ctypes.byref(lanes), ctypes.byref(lags))
     library.grid_layout(ctypes.byref(span), ctypes.byref(extra_lags))
-    return Loops(library, lanes.value, lags.value, span.value, extra_lags.value)
+    return Loops(library, *(size.value for size in sizes))

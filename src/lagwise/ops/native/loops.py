@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.native.library import filled_biases, ints, longs, loops, pointers
+from lagwise.ops.native.library import call, filled_biases, loops, scratch
+from lagwise.ops.operation import loop_operator
 
 # Partial sums distribute the work and round less than one long sum, but must be added up at the end.
 _PARTS_PER_THREAD, _TOKENS_OF_A_PART, _ELEMENTS_OF_PARTS = 8, 512, 1 << 22
 _MAX_LAGS = 1024  # at once: the loop keeps more than this many tokens on a thread's stack
+_GRID_TASKS, _GATE_PARTS = 4, 4  # per thread, when computing gradients
+_ROW = 1024  # numbers of a row of gates, where any size will do
 
 
 def lag_products(y: Tensor, x: Tensor, first: int, last: int, dilation: int) -> Tensor:
@@ -27,75 +31,73 @@ def lag_products(y: Tensor, x: Tensor, first: int, last: int, dilation: int) -> 
 
 
 def _some_lag_products(y: Tensor, x: Tensor, first: int, last: int, dilation: int) -> Tensor:
-    library, group, lag_group, *_ = loops()
+    _, group, lag_group, *_ = loops()
     (batch, length, channels), lags, threads = x.shape, last - first + 1, torch.get_num_threads()
     part = (-(-channels // group), -(-lags // lag_group) * lag_group, group)
     most = min(batch * length // _TOKENS_OF_A_PART, _PARTS_PER_THREAD * threads, _ELEMENTS_OF_PARTS // math.prod(part))
-    parts = max(1, most)
-    out = torch.empty((parts, *part), dtype=torch.float32, device="cpu")
-    library.lag_products(
-        *(*pointers(y), *longs(y.stride(0), y.stride(1))),
-        *(*pointers(x), *longs(x.stride(0), x.stride(1))),
-        *pointers(out),
-        *longs(batch, length, channels, dilation, first, last, parts),
-        ctypes.c_int(threads),
-    )
+    out = scratch(max(1, most), *part)
+    signals = (y, *y.stride()[:2], x, *x.stride()[:2])
+    call("lag_products", *signals, out, *x.shape, dilation, first, last, len(out), threads)
     return out.sum(0).transpose(1, 2).flatten(0, 1)[:channels, :lags].flip(1)
 
 
-_TASKS_PER_THREAD = 4  # when computing the gradient
-
-
-def gated_grid(
-    gate: Tensor,
-    value: Tensor,
-    rows: Tensor,
-    columns: Tensor,
-    biases: Tensor | None = None,
-    *,
-    overwrite_gate: bool = False,
-) -> Tensor:
+@loop_operator(lambda gate, *_: gate.new_empty(gate.shape))
+def gated_grid(gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, biases: Tensor | None) -> Tensor:
     """``silu(gate) * (rows(v) + columns(v))`` with ``v = silu(value)`` of every channel; biases ``(2, channels)`` are
-    added to gate and value before. The result may be written over gate, which takes a quarter less memory traffic.
+    added to gate and value before.
 
     Shapes: gate and value ``(batch, height * width, channels)``, both float32 or both bfloat16, on the CPU; rows
     ``(channels, 2 width - 1)`` and columns ``(channels, 2 height - 1)``, float32, lag 0 in the middle; result like
     gate.
     """
-    gate, value = gate.contiguous(), value.contiguous()
-    out = gate if overwrite_gate else torch.empty_like(gate)
-    sizes, threads = _sizes(gate, rows, columns), torch.get_num_threads()
-    inputs = (gate, value, *(_grouped(t) for t in (rows, columns)), filled_biases(biases, gate.shape[2]))
-    tensors = (*inputs, out, _scratch(sizes, threads))  # kept in the call
-    loops().library.gated_grid(*pointers(*tensors), *longs(*sizes), *ints(gate.dtype == torch.bfloat16, threads))
+    gate = gate.contiguous()
+    return _grid(gate, value, rows, columns, biases, torch.empty_like(gate))
+
+
+def overwritten_grid(gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, biases: Tensor | None) -> Tensor:
+    """`gated_grid`, which may be written over the gate: a quarter less memory traffic."""
+    gate = gate.contiguous()
+    return _grid(gate, value, rows, columns, biases, gate)
+
+
+def _grid(gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, biases: Tensor | None, out: Tensor) -> Tensor:
+    sizes, added = _grid_sizes(gate, rows, columns), filled_biases(biases, gate.shape[2])
+    inputs = (gate, value.contiguous(), _grouped(rows), _grouped(columns), added)
+    call("gated_grid", *inputs, out, _grid_scratch(sizes), *sizes, _half(gate), torch.get_num_threads())
     return out
 
 
+def _grid_gradients_like(grad: Tensor, gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, *_: Any) -> Any:
+    of_taps = torch.empty_like(rows), torch.empty_like(columns)
+    return gate.new_empty(gate.shape), value.new_empty(value.shape), *of_taps, rows.new_empty(2, gate.shape[2])
+
+
+@loop_operator(_grid_gradients_like)
 def gated_grid_gradients(
-    grad: Tensor, gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, biases: Tensor | None = None
+    grad: Tensor, gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, biases: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of `gated_grid` with respect to its arguments, from its result's."""
     grad, gate, value = (t.contiguous() for t in (grad.to(gate.dtype), gate, value))
-    sizes, threads, compiled = _sizes(gate, rows, columns), torch.get_num_threads(), loops()
-    groups = -(-gate.shape[2] // compiled.lanes)
-    spans = -(-groups // compiled.span)
-    parts = min(gate.shape[0], -(-_TASKS_PER_THREAD * threads // spans))
+    sizes, threads, (_, lanes, _, span, _) = _grid_sizes(gate, rows, columns), torch.get_num_threads(), loops()
+    groups = -(-gate.shape[2] // lanes)
+    parts = min(gate.shape[0], -(-_GRID_TASKS * threads // -(-groups // span)))
     taps = [_grouped(t) for t in (rows, columns, rows.flip(1), columns.flip(1))]
     grads = torch.empty_like(gate), torch.empty_like(value)
-    sums = [_memory(parts, groups, t.shape[1], compiled.lanes) for t in (rows, columns)]
-    sums.append(_memory(parts, 2, groups, compiled.lanes))
+    sums = [scratch(parts, groups, t.shape[1], lanes) for t in (rows, columns)] + [scratch(parts, 2, groups, lanes)]
     inputs = (gate, value, *taps, filled_biases(biases, gate.shape[2]), grad)
-    tensors = (*inputs, *grads, *sums, _scratch(sizes, threads))
-    kind = ints(gate.dtype == torch.bfloat16, threads)
-    compiled.library.gated_grid_gradients(*pointers(*tensors), *longs(*sizes, parts), *kind)
+    call("gated_grid_gradients", *inputs, *grads, *sums, _grid_scratch(sizes), *sizes, parts, _half(gate), threads)
     *of_taps, of_biases = (t.sum(0) for t in sums)
     of_rows, of_columns = (t.transpose(1, 2).flatten(0, 1)[: gate.shape[2]].contiguous() for t in of_taps)
     return *grads, of_rows, of_columns, of_biases.flatten(1)[:, : gate.shape[2]].contiguous()
 
 
-def _sizes(gate: Tensor, rows: Tensor, columns: Tensor) -> tuple[int, int, int, int]:
+def _grid_sizes(gate: Tensor, rows: Tensor, columns: Tensor) -> tuple[int, int, int, int]:
     """Batch, height, width and channels."""
     return gate.shape[0], columns.shape[1] // 2 + 1, rows.shape[1] // 2 + 1, gate.shape[2]
+
+
+def _grid_scratch(sizes: tuple[int, int, int, int]) -> Tensor:
+    return scratch(torch.get_num_threads(), call("grid_scratch", *sizes[1:3]), loops().lanes)
 
 
 def _grouped(taps: Tensor) -> Tensor:
@@ -105,39 +107,40 @@ def _grouped(taps: Tensor) -> Tensor:
     return taps.unflatten(0, (-1, lanes)).transpose(1, 2).contiguous()
 
 
-def _scratch(sizes: tuple[int, int, int, int], threads: int) -> Tensor:
-    """Memory for every thread."""
-    return _memory(threads, loops().library.grid_scratch(*longs(*sizes[1:3])), loops().lanes)
-
-
-def _memory(*shape: int) -> Tensor:
-    return torch.empty(shape, dtype=torch.float32, device="cpu")
-
-
-_ROW = 1024  # numbers of a row, where any size will do
-_PARTS_PER_THREAD = 4
-
-
-def silu_product(gate: Tensor, value: Tensor, biases: Tensor | None = None) -> Tensor:
-    """``silu(gate) * value``, for contiguous tensors of one shape, both float32 or both bfloat16, on the CPU; biases
-    ``(2, channels)`` are added to gate and value before."""
+@loop_operator(lambda gate, value, biases: gate.new_empty(gate.shape))
+def silu_product(gate: Tensor, value: Tensor, biases: Tensor | None) -> Tensor:
+    """``silu(gate) * value``, for tensors of one shape, both float32 or both bfloat16, on the CPU; biases ``(2,
+    channels)`` are added to gate and value before."""
+    gate, value = gate.contiguous(), value.contiguous()
     out, (size, added) = torch.empty_like(gate), _row_of_biases(gate, biases)
-    tensors = pointers(gate, value, added, out)
-    loops().library.silu_product(*tensors, *longs(gate.numel(), size), *_dtype_and_threads(gate))
+    call("silu_product", gate, value, added, out, gate.numel(), size, _half(gate), torch.get_num_threads())
     return out
 
 
+def _product_gradients_like(grad: Tensor, gate: Tensor, value: Tensor, biases: Tensor | None) -> tuple[Tensor, ...]:
+    shape = (2, 0) if biases is None else biases.shape
+    return gate.new_empty(gate.shape), value.new_empty(value.shape), gate.new_empty(shape, dtype=torch.float32)
+
+
+@loop_operator(_product_gradients_like)
 def silu_product_gradients(
-    grad: Tensor, gate: Tensor, value: Tensor, biases: Tensor | None = None
+    grad: Tensor, gate: Tensor, value: Tensor, biases: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of `silu_product` with respect to gate and value, from its result's, which is like them; and with
     respect to the biases, if any."""
+    grad, gate, value = (t.contiguous() for t in (grad, gate, value))
     grads, (size, added) = (torch.empty_like(gate), torch.empty_like(value)), _row_of_biases(gate, biases)
-    parts = max(1, min(_PARTS_PER_THREAD * torch.get_num_threads(), gate.numel() // size))
-    sums = torch.empty(parts, 2, size + -size % loops().lanes, dtype=torch.float32, device="cpu")
-    tensors = pointers(grad, gate, value, added, *grads, sums)
-    loops().library.silu_product_gradients(*tensors, *longs(gate.numel(), size, parts), *_dtype_and_threads(gate))
-    return *grads, sums.sum(0)[:, : 0 if biases is None else gate.shape[-1]]
+    parts, threads = min(_GATE_PARTS * torch.get_num_threads(), gate.numel() // size), torch.get_num_threads()
+    sums = scratch(max(1, parts), 2, added.shape[1])
+    tensors = (grad, gate, value, added, *grads, sums)
+    call("silu_product_gradients", *tensors, gate.numel(), size, len(sums), _half(gate), threads)
+    return *grads, sums.sum(0)[:, : 0 if biases is None else gate.shape[-1]].contiguous()
+
+
+def _row_of_biases(x: Tensor, biases: Tensor | None) -> tuple[int, Tensor]:
+    """The size of rows to which the same biases are added, and these; zeros if there are none."""
+    size = _ROW if biases is None else max(1, x.shape[-1])
+    return size, filled_biases(biases, size)
 
 
 class _NormSizes(ctypes.Structure):
@@ -160,8 +163,7 @@ def residual_norm(
     """Compute ``total = x + branch``, unless there is none and total is x, and y, the norm of the total; as in
     `lagwise.ops.fused.norm`. Tensors are contiguous, float32 or bfloat16, on the CPU."""
     sizes = _norm_sizes(x, x if branch is None else branch, total, y, 0, centred)
-    tensors = (x, branch, _float(weight), _float(bias), total, y)
-    loops().library.residual_norm(ctypes.byref(sizes), *pointers(*tensors), ctypes.c_float(epsilon))
+    call("residual_norm", sizes, x, branch, _float(weight), _float(bias), total, y, epsilon)
 
 
 def residual_norm_gradients(
@@ -174,22 +176,18 @@ def residual_norm_gradients(
     dx: Tensor,
     dbranch: Tensor | None,
     parts: Tensor,
-    of_weight: bool,
-    of_bias: bool,
+    biased: bool,
 ) -> None:
     """Compute the gradients of x, of the branch, and of weight and bias in parts ``(parts, 0 to 2, channels)``."""
     sizes = _norm_sizes(dx, dx if dbranch is None else dbranch, total, grad, len(parts), centred)
     found = iter(parts.unbind(1))
-    sums = [next(found) if wanted else None for wanted in (of_weight, of_bias)]
+    sums = [next(found) if wanted else None for wanted in (weight is not None, biased)]
     tensors = (grad, grad_total, total, _float(weight), dx, dbranch, *sums)
-    loops().library.residual_norm_gradients(
-        ctypes.byref(sizes), *pointers(*tensors), *longs(parts.stride(0)), ctypes.c_float(epsilon)
-    )
+    call("residual_norm_gradients", sizes, *tensors, parts.stride(0), epsilon)
 
 
 def _norm_sizes(x: Tensor, branch: Tensor, total: Tensor, y: Tensor, parts: int, centred: bool) -> _NormSizes:
-    channels = x.shape[-1]
-    halves = (t.dtype == torch.bfloat16 for t in (x, branch, total, y))
+    channels, halves = x.shape[-1], map(_half, (x, branch, total, y))
     return _NormSizes(x.numel() // channels, channels, parts, centred, *halves, torch.get_num_threads())
 
 
@@ -197,11 +195,5 @@ def _float(t: Tensor | None) -> Tensor | None:
     return None if t is None else t.float().contiguous()
 
 
-def _row_of_biases(x: Tensor, biases: Tensor | None) -> tuple[int, Tensor]:
-    """The size of rows to which the same biases are added, and these; zeros if there are none."""
-    size = _ROW if biases is None else x.shape[-1]
-    return max(1, size), filled_biases(biases, size)
-
-
-def _dtype_and_threads(x: Tensor) -> list[ctypes.c_int]:
-    return ints(x.dtype == torch.bfloat16, torch.get_num_threads())
+def _half(x: Tensor) -> bool:
+    return x.dtype == torch.bfloat16

@@ -7,7 +7,7 @@
 /* out = silu(gate + gate_bias) * (value + value_bias), for `count` numbers in rows of `size`. biases: for a row of each,
    filled up to whole vectors. */
 void silu_product(const void *gate, const void *value, const float *biases, void *out, long count, long size,
-                  int bfloat16, int threads) {
+                  long bfloat16, long threads) {
     const vector *gate_bias = (const vector *)biases, *value_bias = gate_bias + (size + LANES - 1) / LANES;
 #pragma omp parallel for num_threads(threads)
     for (long first = 0; first < count; first += size) {
@@ -24,7 +24,7 @@ void silu_product(const void *gate, const void *value, const float *biases, void
    be added up. */
 void silu_product_gradients(const void *grad, const void *gate, const void *value, const float *biases,
                             void *gate_grad, void *value_grad, float *bias_sums, long count, long size, long parts,
-                            int bfloat16, int threads) {
+                            long bfloat16, long threads) {
     const long vectors = (size + LANES - 1) / LANES, rows = (count + size - 1) / size;
     const vector *gate_bias = (const vector *)biases, *value_bias = gate_bias + vectors;
 #pragma omp parallel for num_threads(threads)

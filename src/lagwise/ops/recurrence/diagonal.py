@@ -406,15 +406,7 @@ def _like_blocks(weight: Tensor, log_decay: Tensor, size: int) -> tuple[Tensor, 
     return tuple(map(weight.new_empty, ((channels, size, size), states, states, (channels, dimension, size + 1))))
 
 
-_blocks_operator = graph_operator(
-    "ema_block_tables",
-    lambda *inputs: tuple(table.contiguous() for table in _average_blocks(*inputs)),
-    None,
-    _like_blocks,
-    tensors="weight log_decay",
-    numbers="SymInt size",
-    results="near inward outward powers",
-)
+_blocks_operator = graph_operator("ema_block_tables", _average_blocks, None, _like_blocks, results=4)
 
 
 def ema_parameters(delta: Tensor, alpha: Tensor, beta: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:

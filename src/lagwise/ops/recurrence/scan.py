@@ -225,12 +225,10 @@ def _like(
 _scan_operator = graph_operator(
     "block_scan",
     _scanned,
-    _scan_gradients,
+    lambda args, kept, grads, _: _scan_gradients(*(*grads, *args[:6], *kept, args[6])),
     _like,
-    tensors="x near inward outward carry state",
-    numbers="SymInt reverse",
-    results="y last",
-    kept="states",
+    results=2,
+    kept=1,
 )
 
 

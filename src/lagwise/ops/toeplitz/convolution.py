@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from lagwise.ops import native
 from lagwise.ops.fused import fused
-from lagwise.ops.operation import Bilinear, Engine, Form, Values
+from lagwise.ops.operation import Engine, Operation, Values
 from lagwise.ops.precision import compute_dtype
 from lagwise.ops.symbolic import symbolic, symbolic_product
 from lagwise.ops.toeplitz import direct, spectral
@@ -51,6 +51,80 @@ def spectral_product(x: Tensor, spectrum: Tensor) -> Tensor:
     if 2 * x.shape[1] > n_fft:
         raise ValueError(f"{spectrum.shape[2]} points serve at most {n_fft // 2} tokens, got {x.shape[1]}")
     return convolution(x, spectrum, 0, "fft")
+
+
+class Form(Protocol):
+    """A product ``y = x * k`` of a signal ``(batch, length, channels)`` and one kernel per channel.
+
+    It is defined by three contractions of ``<g, x * k>``: 0 gives y from x and k, 1 the gradient of x from g and k, and
+    2 the gradient of k from g and x. The gradients of each contraction are the other two.
+    """
+
+    @property
+    def channel_axis(self) -> int: ...  # of the kernel
+
+    def contract(self, index: int, a: Tensor, b: Tensor, /) -> Tensor: ...  # without a gradient
+
+
+class Bilinear(Operation):
+    """An operation that is linear in its first two arguments, a signal and a kernel: differentiable any number of times
+    and under `torch.func`, always by fast contractions.
+
+    It decorates a function that returns the `Form` for the same arguments: signal, kernel and settings.
+    """
+
+    def __init__(self, form: Callable[..., Form]):
+        super().__init__(form)
+        self.plain = self._product
+
+    def _product(self, x: Tensor, kernel: Tensor, *settings: Any) -> Tensor:
+        form = self.definition(x, kernel, *settings)
+        if torch.compiler.is_compiling():  # exporters refuse some rules of a contraction
+            return form.contract(0, x, kernel)
+        return _Contraction.apply(x, kernel, 0, form)
+
+
+class _Contraction(torch.autograd.Function):
+    """Any contraction, with rules for every transform."""
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor, index: int, form: Form) -> Tensor:
+        return form.contract(index, a, b)
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple[Tensor, Tensor, int, Form], output: Tensor) -> None:
+        a, b, ctx.index, ctx.form = inputs
+        ctx.save_for_backward(a, b)
+        ctx.save_for_forward(a, b)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        operands, gradients = list(ctx.saved_tensors), []
+        operands.insert(ctx.index, grad)  # in the place of the result
+        for position, needed in zip(sorted({0, 1, 2} - {ctx.index}), ctx.needs_input_grad[:2], strict=True):
+            others = [operand for other, operand in enumerate(operands) if other != position]
+            found = _Contraction.apply(*others, position, ctx.form).to(operands[position].dtype) if needed else None
+            gradients.append(found)
+        return *gradients, None, None
+
+    @staticmethod
+    def jvp(ctx, a_tangent: Tensor, b_tangent: Tensor, *_: None) -> Tensor:
+        a, b = ctx.saved_tensors
+        settings = (ctx.index, ctx.form)
+        return _Contraction.apply(a_tangent, b, *settings) + _Contraction.apply(a, b_tangent, *settings)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, a: Tensor, b: Tensor, index: int, form: Form) -> tuple[Tensor, int]:
+        """Several signals with one kernel become a larger batch; signals with one kernel each become more channels."""
+        if index != 2 and in_dims[1] is None:
+            folded = a.movedim(in_dims[0], 0).flatten(0, 1)
+            return _Contraction.apply(folded, b, index, form).unflatten(0, (info.batch_size, -1)), 0
+        folded = []
+        for t, dim, axis in zip((a, b), in_dims[:2], (2, form.channel_axis if index != 2 else 2), strict=True):
+            t = t.unsqueeze(axis) if dim is None else t.movedim(dim, axis)
+            folded.append(t.expand(*t.shape[:axis], info.batch_size, *t.shape[axis + 1 :]).flatten(axis, axis + 1))
+        axis = form.channel_axis if index == 2 else 2
+        return _Contraction.apply(*folded, index, form).unflatten(axis, (info.batch_size, -1)), axis
 
 
 class _Settings(NamedTuple):

@@ -170,9 +170,7 @@ def _gradients(
 _operator = graph_operator(
     "gated_product",
     _compute,
-    _gradients,
+    lambda args, kept, grads, _: _gradients(*grads, *args[:2], *kept, *args[2:]),
     _like,
-    tensors="pair kernel",
-    numbers="SymInt origin, str engine, bool keep",
-    kept="before spectrum factors",
+    kept=3,
 )
