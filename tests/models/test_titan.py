@@ -175,11 +175,12 @@ def test_what_torchtitan_does_not_have_is_refused() -> None:
 
 def test_the_model_of_a_folder_takes_packed_documents(tmp_path: Path) -> None:
     """By positions that start again, as torchtitan's loaders of text give them."""
-    tiny_head("mega-lm", dtype=torch.float32).save_pretrained(tmp_path)
+    saved = tiny_head("mega-lm", dtype=torch.float32)
+    saved.save_pretrained(tmp_path)
     config = parsed("folder", f"--hf_assets_path={tmp_path}")
     config.model_spec.model.update_from_config(config=config)
     model = config.model_spec.model.build()
-    model.load_state_dict(load_model(tmp_path)[0].state_dict())
+    model.load_state_dict(saved.state_dict())
     ids, ends = torch.randint(50, (1, 30)), [13, 17]
     positions = torch.cat([torch.arange(end) for end in ends])[None]
     apart = torch.cat([model(part) for part in ids.split(ends, 1)], 1)

@@ -30,7 +30,7 @@ from lagwise.ops.operation import PLAIN, Operation
 from lagwise.ops.packing import move_rows
 from lagwise.ops.ski.products import _sparse_plus_smooth
 from lagwise.ops.toeplitz import convolution
-from lagwise.ops.toeplitz.gated import _gated
+from lagwise.ops.toeplitz.convolution import _gated
 from lagwise.ops.toeplitz.spectral import inverse_of_parts
 from lagwise.ops.tokens import silu_product
 from lagwise.ops.vocabulary import chunked_cross_entropy

@@ -105,7 +105,7 @@ def dynamic_score(
                         carried.held.clear()
                     for start in range(0, len(x), size):
                         part = slice(start, start + size)
-                        cache = None if carried is None else carried.before(0)
+                        cache: Any = None if carried is None else carried.before(0)
                         nats += learner.nats(x[part], y[part], cache).double().sum().item()
                         if carried is not None and cache is not None:
                             carried.after(0, cache)

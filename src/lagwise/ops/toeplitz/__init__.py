@@ -1,7 +1,13 @@
 """Convolutions by exact engines, lag by lag or by FFT, their gates, and stacks of dilated ones."""
 
 from lagwise.ops.toeplitz.block import block_lag_products, toeplitz_matrix
-from lagwise.ops.toeplitz.convolution import convolution, reachable_taps, spectral_product, truncation_length
+from lagwise.ops.toeplitz.convolution import (
+    convolution,
+    gated_product,
+    reachable_taps,
+    spectral_product,
+    truncation_length,
+)
 from lagwise.ops.toeplitz.dilated import (
     centre_tap,
     circular_convolution,
@@ -11,5 +17,4 @@ from lagwise.ops.toeplitz.dilated import (
     receptive_field,
     tap_reach,
 )
-from lagwise.ops.toeplitz.gated import gated_product
 from lagwise.ops.toeplitz.spectral import fast_length
