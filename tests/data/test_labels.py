@@ -15,11 +15,11 @@ from lagwise.data.labelled_rows import read_labelled, rows_to_score
 from lagwise.data.labels import (
     has_lists,
     indicator_columns,
-    known_labels,
-    known_several,
     named_columns,
     read_labels,
+    read_labels_for,
     read_several,
+    read_several_for,
     several_hint,
     strata,
 )
@@ -100,15 +100,15 @@ def test_zeros_of_a_fraction_do_not_make_another_class() -> None:
     labels = read_labels(columns, "classification", lambda split, row: f"{split} {row}")
     assert labels.names == ("-2", "0", "1")
     assert labels.values == {"train": [1, 2, 1, 2, 0], "valid": [1], "test": [2, 1]}
-    assert known_labels([1, 2.0, "1", "2.0"], ("1.0", "2.0"), str) == [0, 1, 0, 1]  # written by an earlier version
+    assert read_labels_for([1, 2.0, "1", "2.0"], ("1.0", "2.0"), str) == [0, 1, 0, 1]  # written by an earlier version
 
 
 def test_labels_of_other_programs_are_those_of_the_model() -> None:
-    assert known_labels(["True", False, "TRUE"], ("false", "true"), str) == [1, 0, 1]
-    assert known_labels(["true", "False"], ("False", "True"), str) == [1, 0]  # written by an earlier version
-    assert known_labels(["007", "07"], ("07", "007"), str) == [1, 0]
+    assert read_labels_for(["True", False, "TRUE"], ("false", "true"), str) == [1, 0, 1]
+    assert read_labels_for(["true", "False"], ("False", "True"), str) == [1, 0]  # written by an earlier version
+    assert read_labels_for(["007", "07"], ("07", "007"), str) == [1, 0]
     with pytest.raises(ValueError, match="is 7, which the model does not know"):
-        known_labels([7], ("07", "007"), str)
+        read_labels_for([7], ("07", "007"), str)
 
 
 def test_labels_that_look_the_same_are_one() -> None:
@@ -118,7 +118,7 @@ def test_labels_that_look_the_same_are_one() -> None:
     labels = read_labels(cells, "auto", lambda split, i: f"{split} {i}")
     assert labels.names == ("caf\u00e9", "tea")
     assert labels.values == {"train": [0, 0, 0, 0, 1], "test": [0, 1]}
-    assert known_labels(["caf\u00e9"], ["cafe\u0301", "tea"], str) == [0]  # a model that was trained before
+    assert read_labels_for(["caf\u00e9"], ["cafe\u0301", "tea"], str) == [0]  # a model that was trained before
 
 
 ROWS = [("a film", ["long", "dull"]), ("a play", []), ("a song", ["new"]), ("a book", ["dull", "new"])] * 12
@@ -195,8 +195,8 @@ def test_columns_of_labels_are_found_by_all_rows(tmp_path: Path) -> None:
 def test_rows_without_labels_are_not_scored() -> None:
     for cells in ([["a"], None], ["", ""], [None, None]):
         with pytest.raises(ValueError, match=r"has no labels; remove such rows, or write an empty list, or 0"):
-            known_several(cells, ("a", "b"), lambda i: f"row {i + 1}")
-    assert known_several(["['a']", "", "[]"], ("a", "b"), str) == [[1, 0], [0, 0], [0, 0]]
+            read_several_for(cells, ("a", "b"), lambda i: f"row {i + 1}")
+    assert read_several_for(["['a']", "", "[]"], ("a", "b"), str) == [[1, 0], [0, 0], [0, 0]]
 
 
 def test_lists_in_text_are_lists(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_vectors_of_0_and_1_are_labels_by_number() -> None:
     labels = read_several({"train": cells}, where)
     assert labels.names == ("0", "1", "2")
     assert labels.values["train"] == cells
-    assert known_several([[0, 1, 1], [0, 0, 0]], labels.names, str) == [[0, 1, 1], [0, 0, 0]]
+    assert read_several_for([[0, 1, 1], [0, 0, 0]], labels.names, str) == [[0, 1, 1], [0, 0, 0]]
     two = read_several({"train": [[0, 1], [1, 0]]}, where)  # of names, every row would have both
     assert (two.names, two.values["train"]) == (("0", "1"), [[0, 1], [1, 0]])
     single = read_several({"train": [[0], [1]]}, where)
@@ -242,8 +242,8 @@ def test_vectors_of_0_and_1_are_labels_by_number() -> None:
 
 
 def test_one_class_between_separators_of_other_classes_is_not_cut() -> None:
-    assert known_several(["a, b|c", "c", "", None], ("a, b", "c"), str) == [[1, 1], [0, 1], [0, 0], [0, 0]]
-    assert known_several(["a, b"], ("a, b", "c"), str) == [[1, 0]]
+    assert read_several_for(["a, b|c", "c", "", None], ("a, b", "c"), str) == [[1, 1], [0, 1], [0, 0], [0, 0]]
+    assert read_several_for(["a, b"], ("a, b", "c"), str) == [[1, 0]]
 
 
 @pytest.mark.parametrize(
@@ -267,9 +267,9 @@ def test_labels_that_train_lacks_are_named() -> None:
     with pytest.raises(ValueError, match=r"no row of train has the label 'b'"):
         read_several({"train": [["a"], []]}, where, ["a", "b"])
     with pytest.raises(ValueError, match=r"the label 'c' of 1 is none that the model knows \(a, b\)"):
-        known_several([["a"], ["c"]], ("a", "b"), str)
+        read_several_for([["a"], ["c"]], ("a", "b"), str)
     with pytest.raises(ValueError, match=r"the labels of 0 are 3, not a list"):
-        known_several([3], ("a", "b"), str)
+        read_several_for([3], ("a", "b"), str)
 
 
 def test_columns_have_0_and_1() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from lagwise.data import open_rows
-from lagwise.data.labels import known_several
+from lagwise.data.labels import read_several_for
 from lagwise.data.sound_files import read_sound
 from lagwise.data.writing import rows_as_csv, write_sounds
 
@@ -34,7 +34,8 @@ def test_lists_of_names_are_read_as_they_were(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text(rows_as_csv([*rows, {"label": ["a"], "other": 1}]))
     read = open_rows(str(tmp_path / "rows.csv")).read()["train"]
     assert read.column_names == ["label", "other"]
-    assert known_several(read["label"][:], ("a", 'b "x"', "ä, b"), str) == [[1, 1, 0], [0, 0, 0], [0, 0, 1], [1, 0, 0]]
+    values = read_several_for(read["label"][:], ("a", 'b "x"', "ä, b"), str)
+    assert values == [[1, 1, 0], [0, 0, 0], [0, 0, 1], [1, 0, 0]]
 
 
 def test_sounds_of_like_names_are_all_written(tmp_path: Path) -> None:

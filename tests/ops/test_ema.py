@@ -106,7 +106,7 @@ def test_values_and_gradients_equal_those_of_the_dense_product(
 @pytest.mark.parametrize("two_sided", [False, True])
 def test_graphs_with_an_operator_or_operations(apart: bool, two_sided: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of a graph have a fixed size; their tables are an operator's where compilers gain nothing from them."""
-    monkeypatch.setattr(diagonal, "kept_apart", lambda x: apart and in_graph())
+    monkeypatch.setattr(diagonal, "cpu_graph", lambda x: apart and in_graph())
     leaves = [t.detach().requires_grad_() for t in (signal(70), *parameters(), *parameters())]
 
     def average(x: Tensor, w: Tensor, q: Tensor, wb: Tensor, qb: Tensor) -> Tensor:

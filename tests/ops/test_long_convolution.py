@@ -22,7 +22,7 @@ def with_gradients(x: Tensor, taps: Tensor, weight: Tensor, engine: str) -> list
 @pytest.mark.parametrize("most", [3, 16])
 def test_parts_equal_the_dense_matrix(length: int, n_taps: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spectral, "_PART", 64)
-    monkeypatch.setattr(spectral, "_MOST_PARTS", most)
+    monkeypatch.setattr(spectral, "_MAX_PARTS", most)
     monkeypatch.setattr(spectral, "_CPU_GROUP_CHANNELS", 3)
     monkeypatch.setattr(spectral, "_CPU_GROUP_ELEMENTS", 4096)  # and fewer at a time where parts meet frames
     x, weight = torch.randn(2, 3, length, 5, dtype=torch.float64)

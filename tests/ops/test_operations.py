@@ -420,7 +420,7 @@ def test_operators_of_graphs_are_proper_ones(case: Case) -> None:
 PREDICATES = re.findall(
     r"\w+",
     "symbolic is_compiling in_graph fused traced differentiable transformed _frozen exporting narrow has_static_value "
-    "available few_lags is_tracing kept_apart callable_directly definitions_only open_length",
+    "available few_lags is_tracing cpu_graph callable_directly definitions_only open_length",
 )
 MAX_QUESTIONS = 130
 

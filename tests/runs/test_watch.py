@@ -150,7 +150,7 @@ def test_streams_are_as_many_as_fit(opened: Any, monkeypatch: pytest.MonkeyPatch
     watch = opened(by="id", alarms=0.5)
     for i in range(9):
         watch.bits_per_byte([f'{{"id": {i}}}'.encode()])
-    assert len(watch.carried.held) == 4
+    assert len(watch.carried.caches) == 4
     before = watch.bits_per_byte([b'{"id": 8}'])
     assert before != watch.bits_per_byte([b'{"id": 1}'])  # begins anew
 

@@ -49,9 +49,9 @@ def arff_table(text: str, path: Path) -> pa.Table:
             nominal = value.endswith("}")
 
     def row(line: str) -> tuple[list[str], str]:
-        found = _RELATION.match(line)
-        if found:
-            return found[2].split(r"\n"), found[3].strip()
+        match = _RELATION.match(line)
+        if match:
+            return match[2].split(r"\n"), match[3].strip()
         values, _, label = line.rpartition(",")
         return [values], label.strip().strip("'\"")
 
@@ -89,8 +89,8 @@ def _table(
             raise ValueError(f"{path}, line {number} {error}") from error
     if not rows:
         raise ValueError(f"{path} has no series after @data")
-    found = {SERIES: list_column(rows, pa.list_(pa.list_(pa.float32(), rows[0].shape[1])))}
-    return pa.table(found if labels[0] is None else {**found, FOLDER_LABEL: pa.array(labels)})
+    columns = {SERIES: list_column(rows, pa.list_(pa.list_(pa.float32(), rows[0].shape[1])))}
+    return pa.table(columns if labels[0] is None else {**columns, FOLDER_LABEL: pa.array(labels)})
 
 
 def _values(dimensions: Sequence[str]) -> np.ndarray:

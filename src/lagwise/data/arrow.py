@@ -9,5 +9,5 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     import pyarrow
 
-    found = globals()[name] = getattr(pyarrow, name)
-    return found
+    value = globals()[name] = getattr(pyarrow, name)
+    return value

@@ -135,10 +135,10 @@ class BucketedExamples(Dataset):
         return self.steps * self.batch_size
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        epoch, place = divmod(index, self.steps_per_epoch * self.batch_size)
+        epoch, position = divmod(index, self.steps_per_epoch * self.batch_size)
         if epoch != self._epoch:
             self._order, self._epoch = self._shuffled(epoch), epoch
-        return self.examples[int(self._order[place])]
+        return self.examples[int(self._order[position])]
 
     def _shuffled(self, epoch: int) -> np.ndarray:
         random = np.random.default_rng((self.seed, epoch))
@@ -211,26 +211,26 @@ class PaddingCollator:
         return batch
 
 
-def length_step(length: int, most: int) -> int:
+def length_step(length: int, longest: int) -> int:
     """The multiple to which a training pads a batch of that length: an eighth of the largest power of two in it, and
-    less where the padded length would exceed ``most``.
+    less where the padded length would exceed ``longest``.
 
     Every length that has not occurred before makes the allocator ask for blocks of new sizes, and freed blocks of other
     sizes stay. With eight lengths from each power of two to the next they are used again, for 4 % of padding.
     """
     step = max(1, 2 ** (length.bit_length() - 1) // 8)
-    while step > 1 and -(-length // step) * step > most:
+    while step > 1 and -(-length // step) * step > longest:
         step //= 2
     return step
 
 
-def like_lengths(lengths: Sequence[int], most: int) -> Iterator[range]:
-    """Return the index ranges of batches of rows that are sorted by length: as many rows as give at most ``most``
+def like_lengths(lengths: Sequence[int], max_tokens: int) -> Iterator[range]:
+    """Return the index ranges of batches of rows that are sorted by length: as many rows as give at most ``max_tokens``
     tokens when padded to the longest, and at least one."""
     start = 0
     while start < len(lengths):
         end = start + 1  # the longest row of a batch is its last
-        while end < len(lengths) and (end + 1 - start) * lengths[end] <= most:
+        while end < len(lengths) and (end + 1 - start) * lengths[end] <= max_tokens:
             end += 1
         yield range(start, end)
         start = end

@@ -57,9 +57,9 @@ def read_dates(column: pd.Series, date_order: str | None = None) -> tuple[dict[s
     days = _days(parts[0], date_order)
     clocks = "1900-01-01 " + parts[1].fillna("0:00").str.replace(".M", "M").str.replace(r"(?<=[ap])\.|\.$", "")
     clock = pd.to_datetime(clocks, format="mixed", errors="coerce") - pd.Timestamp("1900-01-01")
-    found = {order: each + pd.TimedeltaIndex(clock) for order, each in days.items()}
-    _check(column, min(found.values(), key=lambda each: np.count_nonzero(each.isna())))
-    return {order: each for order, each in found.items() if not each.hasnans}, ""
+    by_order = {order: each + pd.TimedeltaIndex(clock) for order, each in days.items()}
+    _check(column, min(by_order.values(), key=lambda each: np.count_nonzero(each.isna())))
+    return {order: each for order, each in by_order.items() if not each.hasnans}, ""
 
 
 def _as_dates(text: pd.Series, form: str) -> pd.DatetimeIndex:
@@ -100,15 +100,15 @@ def _iso_times(column: pd.Series, text: pd.Series) -> tuple[dict[str, Any], str]
 
 def _days(text: pd.Series, date_order: str | None) -> dict[str, pd.DatetimeIndex]:
     """Read dates of three numbers in each possible order, or with names of months; NaT elsewhere."""
-    found: dict[str, pd.DatetimeIndex] = {}
+    by_order: dict[str, pd.DatetimeIndex] = {}
     numbers = text.str.extract(f"^{_THREE_NUMBERS}$")
     for order in DATE_ORDERS if date_order is None else (date_order,):
-        year, month, day = (numbers[place] for place in DATE_ORDERS[order])
+        year, month, day = (numbers[index] for index in DATE_ORDERS[order])
         if year.str.len().isin([2, 4]).any() and not pd.concat([month, day]).str.len().gt(2).any():
             century = pd.Series(np.where(pd.to_numeric(year) < _CENTURY_BREAK, "20", "19"), year.index)
             year = year.where(year.str.len() == 4, century + year)
-            found[order] = _as_dates(year + "-" + month + "-" + day, "%Y-%m-%d")
-    return found or {"": _named_dates(text)}
+            by_order[order] = _as_dates(year + "-" + month + "-" + day, "%Y-%m-%d")
+    return by_order or {"": _named_dates(text)}
 
 
 def _named_dates(text: pd.Series) -> pd.DatetimeIndex:

@@ -79,10 +79,10 @@ class RowEncoder:
                 if self.tokenizer is not None and not isinstance(value, str | None):
                     raise ValueError(f"row {number}: {column!r} must be text, got {type(value).__name__}")
                 try:
-                    made = value if self.tokenizer is not None else np.asarray(value, dtype=np.float32).tolist()
+                    converted = value if self.tokenizer is not None else np.asarray(value, dtype=np.float32).tolist()
                 except (ValueError, TypeError) as error:
                     raise ValueError(f"row {number}: {column!r} is not a series of numbers: {error}") from error
-                cells[column].append(made)
+                cells[column].append(converted)
         try:
             return pa.table(cells)
         except (pa.ArrowException, UnicodeEncodeError) as error:
@@ -175,12 +175,12 @@ def read_series(
             values = row.astype(np.float32).reshape(len(row), -1)
             wrong = np.isinf(values) if gaps else ~np.isfinite(values)
             if wrong.any():
-                places = np.flatnonzero(wrong.any(axis=1))
-                more = f" and {len(places) - 1:,} more" if len(places) > 1 else ""
-                what, advice = "inf", "; leave it empty where one is missing"
+                samples = np.flatnonzero(wrong.any(axis=1))
+                more = f" and {len(samples) - 1:,} more" if len(samples) > 1 else ""
+                fault, advice = "inf", "; leave it empty where one is missing"
                 if not np.isinf(values).any():
-                    what, advice = "NaN", ", but the model was trained without gaps; fill them, or train with some"
-                raise ValueError(f"it has {what} at position {places[0]}{more}{advice}")
+                    fault, advice = "NaN", ", but the model was trained without gaps; fill them, or train with some"
+                raise ValueError(f"it has {fault} at position {samples[0]}{more}{advice}")
             if gaps and np.isnan(values).all():
                 raise ValueError("all its samples are missing; leave it out")
             features = values.shape[1] if features is None else features
@@ -201,11 +201,11 @@ def feature_scale(series: Iterable[np.ndarray]) -> tuple[list[float], list[float
     missing ones (NaN), in one pass; the deviation of a constant feature is 1."""
     count, mean, square = np.zeros(1), np.zeros(1), np.zeros(1)  # Chan et al. 1979
     for each in series:
-        known = ~np.isnan(each)
-        size = known.sum(0)
-        own = np.where(known, each, 0).sum(0, dtype=np.float64) / np.maximum(size, 1)
+        present = ~np.isnan(each)
+        size = present.sum(0)
+        own = np.where(present, each, 0).sum(0, dtype=np.float64) / np.maximum(size, 1)
         total = np.maximum(count + size, 1)
-        square = square + (np.where(known, each - own, 0) ** 2).sum(0) + (own - mean) ** 2 * (count * size / total)
+        square = square + (np.where(present, each - own, 0) ** 2).sum(0) + (own - mean) ** 2 * (count * size / total)
         mean, count = mean + (own - mean) * (size / total), count + size
     std = np.sqrt(square / np.maximum(1, count))
     return mean.tolist(), np.where(std > 1e-7 * (abs(mean) + 1e-30), std, 1.0).tolist()
@@ -215,8 +215,8 @@ def sizes_differ(series: Iterable[np.ndarray]) -> bool:
     """Whether the deviations of a feature within rows differ so much that the mean and the deviation over all samples
     leave many rows almost constant: between a twentieth of the rows at either end, a hundredfold. Rows in which it is
     constant do not count."""
-    found = np.array([np.nanstd(each, axis=0, dtype=np.float64) for each in series if not np.isnan(each).all(0).any()])
-    for each in found.T:
+    stds = np.array([np.nanstd(each, axis=0, dtype=np.float64) for each in series if not np.isnan(each).all(0).any()])
+    for each in stds.T:
         varied = each[each > 0]
         if len(varied) > 1 and np.quantile(varied, 0.95) > _MAX_STD_RATIO * np.quantile(varied, 0.05):
             return True

@@ -18,7 +18,7 @@ def epoch_order(count: int, *seed: int) -> np.ndarray:
 
 
 class ChangedExamples(Dataset):
-    """Examples, each changed at random: example i depends only on (examples, seed, i), whenever it is read.
+    """Data set of examples changed at random: example i depends only on (examples, seed, i), whenever it is read.
 
     change: a function of an example and a random generator.
     """
@@ -88,12 +88,12 @@ class TrainingWindows(Dataset):
         return self.count
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        epoch, place = divmod(index, self.per_epoch)
+        epoch, position = divmod(index, self.per_epoch)
         if epoch != self._epoch:
             random = np.random.default_rng((self.seed, epoch))
             slack = len(self.tokens) - self.per_epoch * self.length
             self._epoch, self._offset = epoch, int(random.integers(0, slack + 1))
             self._order = random.permutation(self.per_epoch)
-        start = self._offset + int(self._order[place]) * self.length
+        start = self._offset + int(self._order[position]) * self.length
         ids = torch.from_numpy(self.tokens[start : start + self.length].astype(np.int64))
         return {"input_ids": ids, "labels": ids}

@@ -36,8 +36,8 @@ _SPLIT_WORDS = {  # the library datasets has the same
 }
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")  # between the words of trainImages
 _WORD = re.compile(rf"(?<![^\W\d_])({'|'.join(_SPLIT_WORDS)})(?:sets?|data)?(?![^\W\d_])")
-_MOST_NAMED = 4  # most kinds of files in a message
-_MADE_UP = ("/proc", "/sys")
+_MAX_NAMED = 4  # kinds of files in a message
+_SYSTEM_FOLDERS = ("/proc", "/sys")
 _SETTLED = 10**9  # nanoseconds since a change, after which file systems give another change another time
 _SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers")
 _PIPE_HEAD_BYTES = 64  # bytes
@@ -50,8 +50,8 @@ _FILE_COLUMNS = ("file_name", "filename", "file", "image", "path")  # of which a
 
 
 @dataclass(frozen=True)
-class Found:
-    """Files or a data set that a name stands for.
+class DataSource:
+    """The files or the data set that a name stands for.
 
     Attributes:
         files: the files of each split that is named; those without named splits are all in train.
@@ -66,7 +66,7 @@ class Found:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Facts about the data that the reader should know, one line each."""
+        """Return facts about the data that the reader should know, one line each."""
         return self.file_notes
 
     @property
@@ -113,7 +113,7 @@ def _digest(path: Path, state: tuple[int, ...]) -> bytes:
 
 
 class Named(NamedTuple):
-    """What a name stands for, before it is known which files are read.
+    """The path or data set of a name, before it is known which files are read.
 
     Attributes:
         path: a file or folder; of a pipe a temporary copy.
@@ -151,12 +151,12 @@ def find(name: Data, suffix: str, others: str = "") -> Named:
 
 
 def check_file(path: Path) -> None:
-    """ValueError, with advice, for a spreadsheet, a file that a package reads that is not installed, and one that is
-    empty."""
+    """Raise ValueError, with advice, for a spreadsheet, a file that a package reads that is not installed, and one that
+    is empty."""
     if path.suffix.lower() in _SPREADSHEETS:
         raise ValueError(f"{path} is a spreadsheet; save the sheet as .csv in UTF-8 and give that file")
-    if place := elsewhere(inner_suffix(path)):
-        raise ValueError(f"cannot read {path}: the reader of {place}")
+    if advice := elsewhere(inner_suffix(path)):
+        raise ValueError(f"cannot read {path}: the reader of {advice}")
     if not path.stat().st_size:
         raise ValueError(f"{path} is empty")
 
@@ -237,8 +237,8 @@ def _by_words(loaded: Mapping[str, Any], name: str) -> dict[str, Any]:
 # Folders.
 
 
-class Place(NamedTuple):
-    """Read what the folders above a file say.
+class FoldersAbove(NamedTuple):
+    """Split and class of a file, as the folders above it say.
 
     Attributes:
         split: its split, None if they name none.
@@ -257,11 +257,11 @@ def files_below(root: Path) -> list[Path]:
     """The files in a folder and in those below it, also through links, in order, without hidden ones and those of runs
     (`lagwise.files.is_run`), which a training inside of the data's folder leaves there. ValueError
     if the system makes up any of them: they are no data, and link to each other without end."""
-    found: list[Path] = []
+    paths: list[Path] = []
     for folder, folders, names in os.walk(root, followlinks=True):
         here = Path(folder)
         whole = here.resolve()
-        if any(whole.is_relative_to(made_up) for made_up in _MADE_UP):
+        if any(whole.is_relative_to(system) for system in _SYSTEM_FOLDERS):
             raise ValueError(f"{here} holds no files of data, but what the system says of itself; name another folder")
         if here != root and is_run(names):
             folders.clear()
@@ -269,8 +269,8 @@ def files_below(root: Path) -> list[Path]:
         links = {name: (here / name).resolve() for name in folders if (here / name).is_symlink()}
         # a link to a folder above would be followed without end
         folders[:] = [name for name in folders if name not in links or not whole.is_relative_to(links[name])]
-        found += [here / name for name in names]
-    return sorted(path for path in found if not _is_hidden(path, root) and path.is_file())
+        paths += [here / name for name in names]
+    return sorted(path for path in paths if not _is_hidden(path, root) and path.is_file())
 
 
 def _is_hidden(path: Path, root: Path) -> bool:
@@ -280,7 +280,7 @@ def _is_hidden(path: Path, root: Path) -> bool:
 
 
 def named_splits(
-    root: Path, found: Iterable[Path], splits: Mapping[Path, str | None], also: Iterable[Path] = ()
+    root: Path, all_files: Iterable[Path], splits: Mapping[Path, str | None], also: Iterable[Path] = ()
 ) -> tuple[dict[str, list[Path]], tuple[str, ...]]:
     """The files of each split that is named, of none all as train, and notes: of files that are not read, and of titles
     with the word of a split.
@@ -289,7 +289,7 @@ def named_splits(
     no split, and no name is that of a split alone, or but for the word that of another file.
 
     Args:
-        found: all files in the folder ``root``.
+        all_files: all files in the folder ``root``.
         splits: the split that the name of each file to read says, None for none.
         also: further files that are read.
 
@@ -297,7 +297,7 @@ def named_splits(
     """
     if empty := next((file for file in splits if not file.stat().st_size), None):
         raise ValueError(f"{empty} is empty")
-    notes = unread_note(root, found, [*splits, *also])
+    notes = unread_note(root, all_files, [*splits, *also])
     named = [path for path, split in splits.items() if split]
     others = {_without_word(path.stem) for path, split in splits.items() if not split}
     bare = {_without_word(path.stem) for path in named if _split_of(path.name)}
@@ -336,23 +336,23 @@ def _first_word(names: Iterable[str]) -> str | None:
 
 @lru_cache(maxsize=1 << 16)
 def _split_of(name: str) -> str | None:
-    found = _WORD.search(_HUMP.sub(" ", name).lower())
-    return _SPLIT_WORDS[found[1]] if found else None
+    match = _WORD.search(_HUMP.sub(" ", name).lower())
+    return _SPLIT_WORDS[match[1]] if match else None
 
 
-def unread_note(root: Path, found: Iterable[Path], read: Iterable[Path]) -> list[str]:
+def unread_note(root: Path, all_files: Iterable[Path], read: Iterable[Path]) -> list[str]:
     """A note of the files in a folder that are not read, counted by kind."""
-    left = sorted({*found} - {*read})
+    left = sorted({*all_files} - {*read})
     if not left:
         return []
     kinds = Counter(path.suffix.lower() or "without a suffix" for path in left).most_common()
-    shown = ", ".join(f"{count:,} {kind}" for kind, count in kinds[:_MOST_NAMED])
-    more = f", {len(kinds) - _MOST_NAMED} other kinds" if len(kinds) > _MOST_NAMED else ""
+    shown = ", ".join(f"{count:,} {kind}" for kind, count in kinds[:_MAX_NAMED])
+    more = f", {len(kinds) - _MAX_NAMED} other kinds" if len(kinds) > _MAX_NAMED else ""
     first = f"first {str(left[0].relative_to(root))!r}"
     return [f"{len(left):,} file{'s are' if len(left) > 1 else ' is'} not read: {shown}{more} ({first})"]
 
 
-def class_folders(root: Path, files: Sequence[Path]) -> dict[Path, Place]:
+def class_folders(root: Path, files: Sequence[Path]) -> dict[Path, FoldersAbove]:
     """The split and the class of files whose folders are their classes, as in ``train/cat/1.png``.
 
     Folders that are all named as splits are those of splits, and a folder that has all others is none of a class. The
@@ -369,91 +369,91 @@ def class_folders(root: Path, files: Sequence[Path]) -> dict[Path, Place]:
         elif several or min(map(len, rest.values())) < 2:
             break
         rest = {folder: parts[1:] for folder, parts in rest.items()}
-    places = {
-        folder: Place(splits[folder], next(iter(parts), None), (folder, *folder.parents)[len(parts)], parts[1:])
+    by_folder = {
+        folder: FoldersAbove(splits[folder], next(iter(parts), None), (folder, *folder.parents)[len(parts)], parts[1:])
         for folder, parts in rest.items()
     }
-    inner = {folder: _first_word(place.inner) for folder, place in places.items()}
+    inner = {folder: _first_word(above.inner) for folder, above in by_folder.items()}
     if not any(splits.values()) and "train" in inner.values() and len({*inner.values()} - {None}) > 1:
-        for folder, place in places.items():
-            left = tuple(name for name in place.inner if not _split_of(name))
-            places[folder] = place._replace(split=inner[folder], inner=left)
-    return {path: places[path.parent] for path in files}
+        for folder, above in by_folder.items():
+            left = tuple(name for name in above.inner if not _split_of(name))
+            by_folder[folder] = above._replace(split=inner[folder], inner=left)
+    return {path: by_folder[path.parent] for path in files}
 
 
-def check_names(classes: Iterable[str], what: str) -> None:
-    """ValueError if folders that would be classes are named like splits."""
+def check_names(classes: Iterable[str], noun: str) -> None:
+    """Raise ValueError if folders that would be classes are named like splits."""
     names = sorted(set(classes))
     if all(map(_split_of, names)):
         raise ValueError(
-            f"the folders {', '.join(map(repr, names))} are named as splits, not as classes; put the {what} of each "
+            f"the folders {', '.join(map(repr, names))} are named as splits, not as classes; put the {noun} of each "
             "class into a folder of its own in them"
         )
 
 
-def nested_note(places: Mapping[Path, Place]) -> list[str]:
+def nested_note(by_file: Mapping[Path, FoldersAbove]) -> list[str]:
     """A note if class folders have folders."""
-    nested = sorted({"/".join((place.label or "", *place.inner)) for place in places.values() if place.inner})
+    nested = sorted({"/".join((above.label or "", *above.inner)) for above in by_file.values() if above.inner})
     if not nested:
         return []
-    classes = sorted({place.label for place in places.values() if place.label is not None})
-    shown = ", ".join(map(repr, classes[:_MOST_NAMED])) + (", ..." if len(classes) > _MOST_NAMED else "")
+    classes = sorted({above.label for above in by_file.values() if above.label is not None})
+    shown = ", ".join(map(repr, classes[:_MAX_NAMED])) + (", ..." if len(classes) > _MAX_NAMED else "")
     return [f"the folders {shown} are the classes; the {len(nested):,} folders in them, such as {nested[0]!r}, are not"]
 
 
 def classed_files(
-    root: Path, found: Sequence[Path], files: Sequence[Path], one_row: Sequence[Path], what: str
+    root: Path, all_files: Sequence[Path], files: Sequence[Path], one_row: Sequence[Path], noun: str
 ) -> dict[str, Any]:
-    """The fields files, classes and file_notes of the ``files`` of a folder, of which some are a row each, in class
-    folders.
+    """Return the fields files, classes and file_notes of the ``files`` of a folder, of which some are a row each, in
+    class folders.
 
     ValueError if a class folder has no files, if a file is in none although others are in those of a split, or if some
     folders beside each other are named as splits and others are not; and as `named_splits`."""
-    places = class_folders(root, one_row)
-    _check_classes(root, places, what)
-    tables = class_folders(root, [file for file in files if file not in places])
-    words = {file: places[file].split if file in places else split_word(file.relative_to(root)) for file in files}
+    by_file = class_folders(root, one_row)
+    _check_classes(root, by_file, noun)
+    tables = class_folders(root, [file for file in files if file not in by_file])
+    words = {file: by_file[file].split if file in by_file else split_word(file.relative_to(root)) for file in files}
     folders = {file.parent for file in files}
     for file in files:  # without IMDb's reviews without a label
         if file.parent.name == "unsup" and {file.parent.with_name(name) for name in ("pos", "neg")} <= folders:
             del words[file]
-    split, notes = named_splits(root, found, words)
-    labels = {file: place.label for file, place in {**places, **tables}.items() if file in words}
-    return {"files": split, "classes": labels, "file_notes": (*nested_note(places), *notes)}
+    split, notes = named_splits(root, all_files, words)
+    labels = {file: above.label for file, above in {**by_file, **tables}.items() if file in words}
+    return {"files": split, "classes": labels, "file_notes": (*nested_note(by_file), *notes)}
 
 
-def _check_classes(root: Path, places: Mapping[Path, Place], what: str) -> None:
-    outside = [path for path, place in places.items() if place.split is None or place.label is None]
-    if outside and any(place.split for place in places.values()):
+def _check_classes(root: Path, by_file: Mapping[Path, FoldersAbove], noun: str) -> None:
+    outside = [path for path, above in by_file.items() if above.split is None or above.label is None]
+    if outside and any(above.split for above in by_file.values()):
         raise ValueError(
-            f"folders of {str(root)!r} say which {what} are train, valid and test, but {str(outside[0])!r} is in none "
+            f"folders of {str(root)!r} say which {noun} are train, valid and test, but {str(outside[0])!r} is in none "
             "of their class folders; move it away"
         )
-    for level in (lambda place: (place.label or "",), lambda place: place.inner) if outside else ():
-        named = next((name for place in places.values() for name in level(place) if _split_of(name)), None)
-        stray = next((path for path, place in places.items() if not _first_word(level(place))), None)
-        if named and stray and places[stray].label is not None:
+    for level in (lambda above: (above.label or "",), lambda above: above.inner) if outside else ():
+        named = next((name for above in by_file.values() for name in level(above) if _split_of(name)), None)
+        stray = next((path for path, above in by_file.items() if not _first_word(level(above))), None)
+        if named and stray and by_file[stray].label is not None:
             raise ValueError(
-                f"folders of {str(root)!r} such as {named!r} are named as splits of the {what}, but {str(stray)!r} is "
+                f"folders of {str(root)!r} such as {named!r} are named as splits of the {noun}, but {str(stray)!r} is "
                 f"in none of their class folders; move it away, or rename {named!r} if it is not meant as a split"
             )
-    folders = {path.parent for path in places}
+    folders = {path.parent for path in by_file}
     filled = folders.union(*(folder.parents for folder in folders))
-    for parent in {place.parent for place in places.values() if place.label is not None}:
+    for parent in {above.parent for above in by_file.values() if above.label is not None}:
         for folder in sorted(each for each in parent.iterdir() if each.is_dir() and each not in filled):
             if not _is_hidden(folder, root) and not any(is_run(names) for _, _, names in os.walk(folder)):
-                raise ValueError(f"class folder {str(folder)!r} has no {what}; fill it or remove it")
+                raise ValueError(f"class folder {str(folder)!r} has no {noun}; fill it or remove it")
 
 
 def listed_files(
-    root: Path, found: Sequence[Path], files: Sequence[Path], label: str = "label"
+    root: Path, all_files: Sequence[Path], files: Sequence[Path], label: str = "label"
 ) -> dict[str, Any] | None:
-    """As `classed_files`, of sounds or images whose labels are in tables beside them, as in the folders of `datasets`;
+    """Do as `classed_files`, for sounds or images whose labels are in tables beside them, as in folders of `datasets`;
     None without such a table. label: the column of the labels; without it, the only column beside the names.
 
     ValueError for a table with several other columns, a name, relative to the table's folder, that is none of
     ``files``, and one that is listed twice."""
-    tables = [p for p in found if p.name.lower() in _LABEL_TABLES and {*read_columns(p)} & {*_FILE_COLUMNS}]
+    tables = [p for p in all_files if p.name.lower() in _LABEL_TABLES and {*read_columns(p)} & {*_FILE_COLUMNS}]
     labels: dict[Path, str | None] = {}
     existing = {*files}
     for table in tables:
@@ -474,5 +474,5 @@ def listed_files(
     if not tables:
         return None
     words = {file: split_word(file.relative_to(root)) for file in labels}
-    split, notes = named_splits(root, found, words, tables)
+    split, notes = named_splits(root, all_files, words, tables)
     return {"files": split, "classes": labels, "file_notes": notes}

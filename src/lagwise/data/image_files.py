@@ -65,8 +65,8 @@ class ImageSource(RowSource):
         if not self.files:
             from sklearn.datasets import load_digits
 
-            found: Any = load_digits()
-            return self._of_arrays({"image": (found.images * 15.9375).astype(np.uint8), "label": found.target}, DIGITS)
+            data: Any = load_digits()
+            return self._of_arrays({"image": (data.images * 15.9375).astype(np.uint8), "label": data.target}, DIGITS)
         if not self.classes:
             (path,) = self.paths
             return self._of_arrays(load_arrays(read_whole(path), path), str(path))
@@ -158,8 +158,8 @@ def open_images(name: Data, *, image: str = "image", label: str = "label") -> Im
     for layout in IMAGE_LAYOUTS.values() if isinstance(name, str) else ():
         if (source := layout(name, **columns)) is not None:
             return source
-    if place := elsewhere(name):
-        raise ValueError(f"data {place}")
+    if advice := elsewhere(name):
+        raise ValueError(f"data {advice}")
     at = find(name, ".csv")
     name, path = at.name, at.path
     files = [file for file in at.below if file.suffix.lower() in SUFFIXES]
@@ -172,8 +172,8 @@ def open_images(name: Data, *, image: str = "image", label: str = "label") -> Im
         kinds = f"no image ({', '.join(SUFFIXES)}) or table of images in folder {name!r}"
         raise ValueError("; ".join((kinds, *unread_note(path, at.below, ()))))
     numbered = any(file.parent.parent.name == "imgs" and file.parent.name.isdecimal() for file in files)
-    if numbered and (place := elsewhere("lra-pathfinder")):
-        raise ValueError(f"{name!r} has Pathfinder's folder imgs; the layout of {place}")
+    if numbered and (advice := elsewhere("lra-pathfinder")):
+        raise ValueError(f"{name!r} has Pathfinder's folder imgs; the layout of {advice}")
     own = listed_files(path, at.below, files, label) or classed_files(path, at.below, files, files, "images")
     return ImageSource(name, **own, **columns)
 
@@ -239,10 +239,10 @@ def prepare_images(
     """
 
     content, write = source.key(), partial(_write, source, size, channels, progress=progress)
-    found = ImageData.load(key_of([content, size, channels]), write, source.notes, cache)
-    if size is None:  # a run opens its images by the size that was found
-        keep_also(found.folder, found.folder.with_name(key_of([content, found.size, channels])))
-    return found
+    data = ImageData.load(key_of([content, size, channels]), write, source.notes, cache)
+    if size is None:  # a run opens its images by the size of the first
+        keep_also(data.folder, data.folder.with_name(key_of([content, data.size, channels])))
+    return data
 
 
 def _write(
@@ -261,7 +261,7 @@ def _write(
     cells = {split: rows["label"][:] for split, rows in tables.items()}
     try:
         labels = read_labels(cells, "classification", lambda split, i: str(tables[split]["file"][i]))
-        found = split_labelled(tables, ["image"], labels, label="label", what="image")
+        labelled = split_labelled(tables, ["image"], labels, label="label", noun="image")
     except ValueError as error:
         raise ValueError(f"{source.name!r}: {error}") from error
     assert labels.names is not None
@@ -277,13 +277,13 @@ def _write(
                     moving += [row["file"]] * (frames(row["image"]) > 1)
                 bar.update()
     size = size or next(iter(sizes))
-    for split, rows in found.splits.items():
+    for split, rows in labelled.splits.items():
         with arrow_file(folder / f"{split}.arrow", rows.features.arrow_schema) as writer:
             for batch in rows.with_format("arrow").iter(_IMAGES_PER_BATCH):
                 writer.write_table(batch)  # type: ignore[bad-argument-type]
-    mean, std = _statistics(found.splits["train"], size, channels)
+    mean, std = _statistics(labelled.splits["train"], size, channels)
     shutil.rmtree(work)  # an open file remains readable until its last reader closes it
-    total, notes = sizes.total(), [*found.notes]
+    total, notes = sizes.total(), [*labelled.notes]
     if other := total - sizes[size]:
         notes.append(f"{other:,} of {total:,} images are of another size and are resized to {size[0]} x {size[1]}")
     if moving:
@@ -291,7 +291,7 @@ def _write(
             f"{len(moving):,} of {total:,} images have several frames, of which the first is read: {moving[0]}"
         )
     scale = {"size": size, "mean": mean, "std": std}
-    return {"label_names": labels.names, **scale, "counts": found.counts, "notes": notes}
+    return {"label_names": labels.names, **scale, "counts": labelled.counts, "notes": notes}
 
 
 def _statistics(rows: Dataset, size: tuple[int, int], channels: int) -> tuple[list[float], list[float]]:

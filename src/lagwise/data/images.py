@@ -102,8 +102,8 @@ class ImageReader:
     def __call__(
         self, data: bytes, where: str, change: Callable[[Image], Any] | None = None, *, resize: bool = True
     ) -> Tensor:
-        """Pixel values ``(channels, height, width)``. change: applied to the image when it has been resized, or to
-        the whole one without ``resize``, and then gives the size itself."""
+        """Return pixel values ``(channels, height, width)``. change: applied to the image when it has been resized, or
+        to the whole one without ``resize``, and then gives the size itself."""
         from PIL import Image
 
         image = decode(data, self.channels, where)
@@ -143,7 +143,7 @@ class ImageReader:
 
 
 def check_changes(names: Sequence[str]) -> None:
-    """ValueError for an unknown change, or a crop of the whole image that is not the first change."""
+    """Raise ValueError for an unknown change, or a crop of the whole image that is not the first change."""
     for name in names:
         known(name, CHANGES, "`augment`")
     if "resized_crop" in names[1:]:
@@ -159,7 +159,7 @@ def height_and_width(size: int | list[int]) -> tuple[int, int]:
 
 
 def check_crop(crop: float | None, size: tuple[int, int] | None) -> None:
-    """ValueError for a crop that is not a share, or has no square (height, width) to cut out."""
+    """Raise ValueError for a crop that is not a share, or has no square (height, width) to cut out."""
     if crop is not None and not 0 < crop <= 1:
         raise ValueError(f"`crop` must be greater than 0 and at most 1, got {crop!r}")
     if crop is not None and (size is None or size[0] != size[1]):
@@ -219,8 +219,8 @@ class ImageExamples(Dataset):
     def __init__(self, rows: Rows, reader: ImageReader, changes: Sequence[str] = (), seed: int = 0):
         self.rows, self.reader, self.seed = rows, reader, seed
         v2 = torchvision_transforms() if changes else None
-        made = [CHANGES[name](v2, reader.size) for name in changes if name != "erase"]
-        self.change = v2.Compose(made) if v2 is not None and made else None
+        transforms = [CHANGES[name](v2, reader.size) for name in changes if name != "erase"]
+        self.change = v2.Compose(transforms) if v2 is not None and transforms else None
         self.erase = CHANGES["erase"](v2, reader.size) if v2 is not None and "erase" in changes else None
         self.resize, self.changes = "resized_crop" not in changes, bool(changes)
 
@@ -230,18 +230,18 @@ class ImageExamples(Dataset):
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self.example(index, index)
 
-    def example(self, row: int, place: int) -> dict[str, Any]:
-        """Return image ``row``, changed as example ``place`` of a training."""
-        found: Any = self.rows[row]
-        label = {"label": int(found["label"])} if "label" in found else {}
+    def example(self, row: int, index: int) -> dict[str, Any]:
+        """Return image ``row``, changed as example ``index`` of a training."""
+        cells: Any = self.rows[row]
+        label = {"label": int(cells["label"])} if "label" in cells else {}
         with torch.random.fork_rng(devices=[], enabled=self.changes):
             if self.changes:
                 torch.default_generator.manual_seed(
-                    _seed(self.seed, place)
+                    _seed(self.seed, index)
                 )  # leaves the generators of other devices alone
-            pixels = self.reader(found["image"], f"image {row + 1}", self.change, resize=self.resize)
+            pixels = self.reader(cells["image"], f"image {row + 1}", self.change, resize=self.resize)
             pixels = pixels if self.erase is None else self.erase(pixels)
-        return {"pixel_values": pixels, "place": place, **label}
+        return {"pixel_values": pixels, "index": index, **label}
 
 
 class ShuffledImages(Dataset):
@@ -258,8 +258,8 @@ class ShuffledImages(Dataset):
         return self.count
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        epoch, place = divmod(index, len(self.images))
-        return self.images.example(int(epoch_order(len(self.images), self.seed, epoch)[place]), index)
+        epoch, position = divmod(index, len(self.images))
+        return self.images.example(int(epoch_order(len(self.images), self.seed, epoch)[position]), index)
 
 
 def collate_images(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
@@ -284,13 +284,13 @@ class Mixing:
 
     def __init__(self, classes: int, *, mixup: float = 0.0, cutmix: float = 0.0, seed: int = 0):
         v2, self.seed = torchvision_transforms(), seed
-        made = [v2.MixUp(alpha=mixup, num_classes=classes)] if mixup else []
-        made += [v2.CutMix(alpha=cutmix, num_classes=classes)] if cutmix else []
-        self.mix = v2.RandomChoice(made)
+        transforms = [v2.MixUp(alpha=mixup, num_classes=classes)] if mixup else []
+        transforms += [v2.CutMix(alpha=cutmix, num_classes=classes)] if cutmix else []
+        self.mix = v2.RandomChoice(transforms)
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         batch = collate_images(rows)
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(_seed(self.seed, rows[0]["place"], 1))
+            torch.default_generator.manual_seed(_seed(self.seed, rows[0]["index"], 1))
             pixels, labels = self.mix(batch["pixel_values"], batch["labels"])
         return {"pixel_values": pixels, "labels": labels}

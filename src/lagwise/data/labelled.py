@@ -51,8 +51,8 @@ class LabelledData(LabelledColumns, Prepared):
     @cached_property
     def encoder(self) -> RowEncoder:
         """The encoder for other rows."""
-        made = load_tokenizer(str(self.folder / "tokenizer")) if self.features is None else None
-        return RowEncoder(self.columns, self.length, made, self.is_bytes, self.features, self.separate, gaps=True)
+        tokenizer = load_tokenizer(str(self.folder / "tokenizer")) if self.features is None else None
+        return RowEncoder(self.columns, self.length, tokenizer, self.is_bytes, self.features, self.separate, gaps=True)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
@@ -60,16 +60,16 @@ class LabelledData(LabelledColumns, Prepared):
 
     def describe(self) -> str:
         """Return the kind, classes and sizes in one line, then a line for everything unusual."""
-        what = "labels" if self.kind == MULTI_LABEL else "classes"
-        classes = f" of {len(self.label_names)} {what}" if self.label_names else ""
+        noun = "labels" if self.kind == MULTI_LABEL else "classes"
+        classes = f" of {len(self.label_names)} {noun}" if self.label_names else ""
         lines = [f"{self.kind.replace('_', '-')}{classes} ({self.reason}); rows: {self.sizes()}"]
         if self.features is not None:
             lengths = [length for rows in self.splits.values() for length in rows["length"][:]]
-            least, most = min(lengths), max(lengths)
-            samples = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-            layout = "; arrays are read as (rows, samples, features)" if self.features > most else ""
+            shortest, longest = min(lengths), max(lengths)
+            samples = f"{shortest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"
+            layout = "; arrays are read as (rows, samples, features)" if self.features > longest else ""
             rates = f" at {' and '.join(f'{rate:,}' for rate in self.rates)} Hz" if self.rates else ""
-            each = f"{samples} sample{'s' * (most > 1)} and {counted(self.features, 'feature')}"
+            each = f"{samples} sample{'s' * (longest > 1)} and {counted(self.features, 'feature')}"
             lines.append(f"{len(lengths):,} series of {each}{rates}{layout}")
         lines += self.notes
         for split, count in self.cut.items():
@@ -125,10 +125,10 @@ def prepare_labelled(
         rows = read_labelled(source, columns, label, kind=kind, values=inputs == "values", group=group)
         return _write(rows, tokenizer, vocab_size, length, separate, folder, progress)
 
-    found = LabelledData.load(key(columns, label), write, source.notes, cache)
-    if (found.columns, found.label) != (columns, label):  # a run opens its rows by the columns that were found
-        keep_also(found.folder, found.folder.with_name(key(found.columns, found.label)))
-    return found
+    data = LabelledData.load(key(columns, label), write, source.notes, cache)
+    if (data.columns, data.label) != (columns, label):  # a run opens its rows by the columns that were read
+        keep_also(data.folder, data.folder.with_name(key(data.columns, data.label)))
+    return data
 
 
 def input_columns(

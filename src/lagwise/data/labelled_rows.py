@@ -21,11 +21,11 @@ from lagwise.data.labels import (
     alike_note,
     has_lists,
     indicator_columns,
-    known_labels,
-    known_several,
     named_columns,
     read_labels,
+    read_labels_for,
     read_several,
+    read_several_for,
     strata,
 )
 from lagwise.data.numbers import are_numbers, count_up, is_number, with_points
@@ -45,7 +45,7 @@ _MIN_CATEGORY_ROWS = 10  # fewer do not show a category
 
 @dataclass(frozen=True)
 class LabelledColumns:
-    """What the columns of labelled rows hold.
+    """The content of the columns of labelled rows.
 
     Attributes:
         kind: classification, regression or multi_label, and the reason in words.
@@ -96,8 +96,8 @@ def read_labelled(
         group: a column whose equal values stay in one split (`split_rows`).
     """
     groups = [] if group is None else [group]
-    wanted = (*columns, *label_columns(label), *groups, *[RATE] * source.has_sounds)
-    tables = source.read(wanted if {*wanted} <= {*source.columns} else None)
+    needed = (*columns, *label_columns(label), *groups, *[RATE] * source.has_sounds)
+    tables = source.read(needed if {*needed} <= {*source.columns} else None)
     check_train(tables, repr(source.name), "rows")
     first, alone = tables["train"], len(tables) == 1
     if columns == ("text",) and {"text", SERIES} & {*first.column_names} == {SERIES}:
@@ -111,9 +111,9 @@ def read_labelled(
     options = {**dict.fromkeys(columns, "text"), **dict.fromkeys(label_columns(label), "label")}
     options |= dict.fromkeys(groups, "group")
     for split, rows in tables.items():
-        place = f"{'' if alone else f'{split} of '}{source.name!r}"
-        if absent := {column: what for column, what in options.items() if column not in rows.column_names}:
-            raise ValueError(_no_column(absent, rows, first.column_names, columns, place, source))
+        table_name = f"{'' if alone else f'{split} of '}{source.name!r}"
+        if absent := {column: option for column, option in options.items() if column not in rows.column_names}:
+            raise ValueError(_no_column(absent, rows, first.column_names, columns, table_name, source))
 
     def where(split: str, row: int) -> str:
         return f"row {row + 1}" if alone else f"{split} row {row + 1}"
@@ -130,11 +130,11 @@ def read_labelled(
         if values and source.any_rate and all(RATE in rows.column_names for rows in tables.values()):
             hertz = {rate for rows in tables.values() for rate in rows[RATE][:]}
         rates = tuple(sorted(hertz)) if len(hertz) > 1 else ()
-        found = split_labelled(tables, (*columns, *[RATE] * bool(rates)), labels, group=group)
+        labelled = split_labelled(tables, (*columns, *[RATE] * bool(rates)), labels, group=group)
     except ValueError as error:
         raise ValueError(f"{source.name!r}: {error}") from error
     own: dict[str, Any] = {"columns": columns, "label": label, "features": features, "gaps": gaps, "rates": rates}
-    return replace(found, notes=(*reading, *found.notes), **own)
+    return replace(labelled, notes=(*reading, *labelled.notes), **own)
 
 
 def split_labelled(
@@ -143,40 +143,40 @@ def split_labelled(
     labels: Labels,
     *,
     label: str = LABEL,
-    what: str = "row",
+    noun: str = "row",
     group: str | None = None,
 ) -> LabelledRows:
     """The rows that have a label, in the three splits: their columns of inputs and ``label``, ids of classes or
-    numbers, with notes in which ``what`` names a row."""
-    kept, notes, names, several = {}, [], labels.names, labels.kind == MULTI_LABEL
+    numbers, with notes in which ``noun`` names a row."""
+    labelled, notes, names, several = {}, [], labels.names, labels.kind == MULTI_LABEL
     for split, rows in tables.items():
         values = labels.values[split]
-        places = [i for i, value in enumerate(values) if value is not None]
-        if not places:
+        indices = [i for i, value in enumerate(values) if value is not None]
+        if not indices:
             notes.append(f"{split} has no labels and is left out")
             continue
-        if len(places) < len(rows):
-            notes.append(f"{len(rows) - len(places):,} {what}s of {split} have no label and are left out")
-            rows = rows.select(places)
+        if len(indices) < len(rows):
+            notes.append(f"{len(rows) - len(indices):,} {noun}s of {split} have no label and are left out")
+            rows = rows.select(indices)
         inputs: Any = rows.select_columns(list(dict.fromkeys([*columns, *([] if group is None else [group])])))
-        kept[split] = inputs.add_column(label, [values[i] for i in places])
-    kinds = strata(kept["train"][label][:], 2 * (1 + len({*SPLITS} - {*kept}))) if several else None
-    amounts = what == "row" and names is not None and all(map(is_number, names))
+        labelled[split] = inputs.add_column(label, [values[i] for i in indices])
+    kinds = strata(labelled["train"][label][:], 2 * (1 + len({*SPLITS} - {*labelled}))) if several else None
+    amounts = noun == "row" and names is not None and all(map(is_number, names))
     hint = "; if the labels are amounts, `kind=regression` learns them as such" if amounts else ""
     options: dict[str, Any] = {"classes": names is not None, "names": names, "kinds": kinds, "hint": hint}
-    whole: Any = split_rows(kept, label, group=group, **options)
+    whole: Any = split_rows(labelled, label, group=group, **options)
     splits = {split: rows.select_columns([*columns, label]) for split, rows in whole.items()}
-    notes += [*made_note(kept, splits, group), *shared_rows(splits, kept, label), *alike_note(names)]
+    notes += [*made_note(labelled, splits, group), *shared_rows(splits, labelled, label), *alike_note(names)]
     counts = {}
     for split, rows in splits.items():
         own = rows[label][:]
         ids = Counter(own) if not several else dict(enumerate(map(sum, zip(*own, strict=True))))
         counts[split] = {name: ids[i] for i, name in enumerate(names or ())}
         if split == "train" and several and (none := sum(not any(row) for row in own)):
-            notes.append(f"{none:,} {what}s of train have none of the labels")
-    for split, found in counts.items():
-        if absent := [name for name, count in found.items() if not count]:
-            notes.append(f"{split} has no {what} of {', '.join(map(repr, absent))}")
+            notes.append(f"{none:,} {noun}s of train have none of the labels")
+    for split, by_name in counts.items():
+        if absent := [name for name, count in by_name.items() if not count]:
+            notes.append(f"{split} has no {noun} of {', '.join(map(repr, absent))}")
     return LabelledRows(labels.kind, labels.reason, names, counts, splits=splits, notes=tuple(notes))
 
 
@@ -203,8 +203,8 @@ def rows_to_score(
     cells = _cells(rows, label, where)
     if several:
         assert names is not None
-        return rows, known_several(cells, names, where)
-    return rows, known_labels(_with_points(cells, source.usual_decimal) if names is None else cells, names, where)
+        return rows, read_several_for(cells, names, where)
+    return rows, read_labels_for(_with_points(cells, source.usual_decimal) if names is None else cells, names, where)
 
 
 def label_columns(label: str | list[str]) -> tuple[str, ...]:
@@ -221,18 +221,18 @@ def _no_column(
     source: RowSource,
 ) -> str:
     """The message about columns that a split does not have; absent: the options that name them, such as ``text``."""
-    if alone := next((column for column, what in absent.items() if what == "label" and column in of_train), None):
+    if alone := next((column for column, option in absent.items() if option == "label" and column in of_train), None):
         return (
             f"{where} has no column {alone!r}, without which it cannot be scored; add it, or move the file away and "
             "use lagwise predict for it"
         )
     columns, hints = rows.column_names, []
-    for name, what in absent.items():
+    for name, option in absent.items():
         near = difflib.get_close_matches(name, columns, n=1)
-        hints.append(f"did you mean `{what}={near[0]}`?" if near else f"name the right one with `{what}=COLUMN`")
-    found = indicator_columns(rows, inputs) if "label" in absent.values() else []
-    several = " and ".join(map(repr, found[:2]))
-    hint = f"; columns of 0 and 1, such as {several}, are labels with `kind={MULTI_LABEL}`" if len(found) > 1 else ""
+        hints.append(f"did you mean `{option}={near[0]}`?" if near else f"name the right one with `{option}=COLUMN`")
+    flags = indicator_columns(rows, inputs) if "label" in absent.values() else []
+    several = " and ".join(map(repr, flags[:2]))
+    hint = f"; columns of 0 and 1, such as {several}, are labels with `kind={MULTI_LABEL}`" if len(flags) > 1 else ""
     return (
         f"{where} has no column {' and no column '.join(map(repr, absent))}; {', '.join(dict.fromkeys(hints))} "
         f"(columns: {_list_names(columns)}){chat_hint(columns) or _first_line(source)}{hint}"
@@ -241,12 +241,12 @@ def _no_column(
 
 def _one_folder(rows: Dataset, label: str, source: RowSource) -> str:
     """The message about files that are a class, or a row each, all of one class."""
-    what, columns = "files to train on are a row each", source.header  # their lines are samples
+    subject, columns = "files to train on are a row each", source.header  # their lines are samples
     if any(map(has_records, source.paths)):
-        what, columns = "rows to train on are of one file or folder", source.columns
+        subject, columns = "rows to train on are of one file or folder", source.columns
     named = f"; or name the column of labels with `label=COLUMN` (columns: {_list_names(columns)})" if columns else ""
     return (
-        f"the {len(rows):,} {what}, all of the class {rows[label][0]!r}, and classification needs two classes; put "
+        f"the {len(rows):,} {subject}, all of the class {rows[label][0]!r}, and classification needs two classes; put "
         f"those of each class into a folder of its own{named}"
     )
 
@@ -332,7 +332,7 @@ def _labels(
 
 
 def _with_points(cells: list[Any], usual: str | None) -> list[Any]:
-    """Numbers in text with decimal points, by the ``usual`` separator; other cells as they are."""
+    """Write numbers in text with decimal points, by the ``usual`` separator; other cells as they are."""
     return with_points(cells, usual) if all(isinstance(cell, str) for cell in cells) else cells
 
 

@@ -13,7 +13,7 @@ import lagwise.data.arrow as pa
 from lagwise.data.arrays import is_list, list_column
 from lagwise.data.batches import IGNORED
 from lagwise.data.encoding import feature_scale, read_series
-from lagwise.data.labels import class_name, is_missing, known_labels, read_labels
+from lagwise.data.labels import class_name, is_missing, read_labels, read_labels_for
 from lagwise.data.prepared import Prepared, arrow_file, key_of, stored_arrays
 from lagwise.data.rows import RowSource, check_train
 from lagwise.data.splits import SPLITS, Share, shared_rows, split_series
@@ -100,14 +100,14 @@ def _read(
     for i, samples in enumerate(read_series(table.column(values), values, where, **options)):
         try:
             if events is not None:
-                found, places = _of_events(cells[i].values or [], table.column(events)[i].as_py() or [], len(samples))
+                unique, inverse = _of_events(cells[i].values or [], table.column(events)[i].as_py() or [], len(samples))
             elif is_list(cells.type):
-                found, places = _of_samples(cells[i].values, len(samples))
+                unique, inverse = _of_samples(cells[i].values, len(samples))
             else:
-                found, places = [cells[i].as_py()], np.zeros(len(samples), dtype=np.int64)
+                unique, inverse = [cells[i].as_py()], np.zeros(len(samples), dtype=np.int64)
         except ValueError as error:
             raise ValueError(f"{where(i)}: {error}") from error
-        yield samples, found, places
+        yield samples, unique, inverse
 
 
 def _of_samples(labels: Any, length: int) -> tuple[list[Any], np.ndarray]:
@@ -116,18 +116,18 @@ def _of_samples(labels: Any, length: int) -> tuple[list[Any], np.ndarray]:
     if count != length:
         raise ValueError(f"it has {count} labels and {length} samples")
     encoded = labels.dictionary_encode()
-    places = encoded.indices.fill_null(IGNORED).to_numpy(zero_copy_only=False).astype(np.int64)
-    found = encoded.dictionary.to_pylist()
-    missing = [k for k, value in enumerate(found) if is_missing(value)]
-    return found, np.where(np.isin(places, missing), IGNORED, places)
+    inverse = encoded.indices.fill_null(IGNORED).to_numpy(zero_copy_only=False).astype(np.int64)
+    unique = encoded.dictionary.to_pylist()
+    missing = [k for k, value in enumerate(unique) if is_missing(value)]
+    return unique, np.where(np.isin(inverse, missing), IGNORED, inverse)
 
 
 def _of_events(labels: Any, positions: list[Any], length: int) -> tuple[list[Any], np.ndarray]:
-    """As `_of_samples`, of a row with the classes of events at some positions."""
+    """Return what `_of_samples` does, of a row with the classes of events at some positions."""
     if len(labels) != len(positions):
         raise ValueError(f"it has {len(positions)} events and {len(labels)} classes of events")
-    found, before = [NO_EVENT], -1
-    places = np.zeros(length, dtype=np.int64)
+    unique, before = [NO_EVENT], -1
+    inverse = np.zeros(length, dtype=np.int64)
     for number, (at, value) in enumerate(zip(positions, labels, strict=True), 1):
         at = int(at) if isinstance(at, float) and at.is_integer() else at  # as pandas writes a column with gaps
         if type(at) is not int:
@@ -139,14 +139,14 @@ def _of_events(labels: Any, positions: list[Any], length: int) -> tuple[list[Any
         name, before = class_name(value.as_py()), at
         if name in ("None", "nan", "", NO_EVENT):
             raise ValueError(f"event {number} has no class but {name!r}")
-        found += [name] * (name not in found)
-        places[at] = found.index(name)
-    return found, places
+        unique += [name] * (name not in unique)
+        inverse[at] = unique.index(name)
+    return unique, inverse
 
 
-def _ids(ids: Sequence[int], places: np.ndarray) -> np.ndarray:
-    """The ids of a row's different labels at their places, IGNORED where there is none."""
-    return np.asarray([*ids, IGNORED])[np.where(places == IGNORED, len(ids), places)]
+def _ids(ids: Sequence[int], inverse: np.ndarray) -> np.ndarray:
+    """The id of the label of each sample of a row, IGNORED where there is none; ids: of its different labels."""
+    return np.asarray([*ids, IGNORED])[np.where(inverse == IGNORED, len(ids), inverse)]
 
 
 def read_series_for(
@@ -159,10 +159,12 @@ def read_series_for(
     def where(i: int) -> str:
         return f"row {i + 1} of {source!r}"
 
-    for i, (samples, found, places) in enumerate(_read(rows, (values, label, events), where, gaps=gaps)):
-        used = {*np.unique(places).tolist()}
-        own = [known_labels([v], names, lambda _, i=i: where(i))[0] if k in used else 0 for k, v in enumerate(found)]
-        yield samples, _ids(own, places)
+    for i, (samples, unique, inverse) in enumerate(_read(rows, (values, label, events), where, gaps=gaps)):
+        used = {*np.unique(inverse).tolist()}
+        own = [
+            read_labels_for([v], names, lambda _, i=i: where(i))[0] if k in used else 0 for k, v in enumerate(unique)
+        ]
+        yield samples, _ids(own, inverse)
 
 
 def _write(source: RowSource, columns: Columns, group: str | None, folder: Path, progress: bool) -> dict[str, Any]:
@@ -180,16 +182,16 @@ def _write(source: RowSource, columns: Columns, group: str | None, folder: Path,
             return f"row {i + 1}" if len(tables) == 1 else f"{split} row {i + 1}"
 
         first[split] = {}
-        for i, (samples, found, places) in enumerate(_read(rows, columns, where, features=features)):
+        for i, (samples, unique, inverse) in enumerate(_read(rows, columns, where, features=features)):
             features, gaps = samples.shape[1], gaps or bool(np.isnan(samples).any())
-            for k in np.unique(places[places != IGNORED]).tolist():
-                first[split].setdefault(found[k], i)
+            for k in np.unique(inverse[inverse != IGNORED]).tolist():
+                first[split].setdefault(unique[k], i)
     names, ids = _classes(first, events is not None)
     assert features is not None
 
     def read(rows: Dataset) -> Iterator[list[np.ndarray]]:
-        for samples, found, places in _read(rows, columns, str):
-            yield [samples, _ids([ids.get(value, IGNORED) for value in found], places)]
+        for samples, unique, inverse in _read(rows, columns, str):
+            yield [samples, _ids([ids.get(value, IGNORED) for value in unique], inverse)]
 
     kinds = {"input_values": pa.list_(pa.list_(pa.float32(), features)), "label": pa.list_(pa.int16())}
     parts, notes = split_series(tables, "series", group)
@@ -197,8 +199,8 @@ def _write(source: RowSource, columns: Columns, group: str | None, folder: Path,
     counts = {}
     for split in SPLITS:
         labels = np.concatenate(list(stored_arrays(folder / f"{split}.arrow", "label")))
-        found = np.bincount(labels[labels != IGNORED], minlength=len(names))
-        counts[split] = dict(zip(names, found.tolist(), strict=True))
+        sizes = np.bincount(labels[labels != IGNORED], minlength=len(names))
+        counts[split] = dict(zip(names, sizes.tolist(), strict=True))
     inputs: dict[str, Any] = {split: rows.select_columns(values) for split, rows in tables.items()}
     notes += shared_rows(inputs, tables)
     notes += [f"{split} has no {name!r}" for split in SPLITS for name, count in counts[split].items() if not count]
@@ -211,7 +213,7 @@ def write_parts(
     parts: Mapping[str, tuple[Dataset, Share]],
     kinds: Mapping[str, pa.DataType],
     read: Callable[[Dataset], Iterator[list[np.ndarray]]],
-    what: str,
+    noun: str,
     progress: bool,
 ) -> tuple[list[float], list[float]]:
     """Write the part of each series that is in a split (`split_series`), and return the mean and standard deviation of
@@ -220,7 +222,7 @@ def write_parts(
     Args:
         kinds: The types of the columns of lists, the first of which has the features; beside them is length.
         read: The arrays of each row, one for each column.
-        what: A series, for people.
+        noun: A series, for people.
     """
     schema = pa.schema({**kinds, "length": pa.int32()})
     for split, (rows, (start, end)) in parts.items():
@@ -230,7 +232,7 @@ def write_parts(
                 length = len(arrays[0])
                 cut = [array[round(start * length) : round(end * length)] for array in arrays]
                 if not len(cut[0]):
-                    raise ValueError(f"a {what} of {length} samples is too short to be cut into train, valid and test")
+                    raise ValueError(f"a {noun} of {length} samples is too short to be cut into train, valid and test")
                 columns = [list_column([array], kind) for array, kind in zip(cut, kinds.values(), strict=True)]
                 columns.append(pa.array([len(cut[0])], pa.int32()))
                 writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
@@ -250,6 +252,6 @@ def _classes(first: Mapping[str, Mapping[Any, int]], events: bool) -> tuple[list
         raise ValueError(f"labels inside series must be classes, but {labels.reason}")
     names = [NO_EVENT, *(name for name in labels.names if name != NO_EVENT)] if events else list(labels.names)
     pairs = (
-        (value, place) for split in columns for value, place in zip(columns[split], labels.values[split], strict=True)
+        (value, index) for split in columns for value, index in zip(columns[split], labels.values[split], strict=True)
     )
-    return names, {value: names.index(labels.names[place]) for value, place in pairs if place is not None}
+    return names, {value: names.index(labels.names[index]) for value, index in pairs if index is not None}

@@ -78,10 +78,10 @@ def read_labels(columns: Columns, kind: str, where: Where, order: Sequence[str] 
             f"({value!r}); fill them in or remove them{several}"
         )
     values = _numbers(cells, where)
-    found, reason = _kind(values)
+    inferred, reason = _kind(values)
     if any(isinstance(v, str) and _CODE.fullmatch(v.strip()) for v in chain(*cells.values())):
-        found, reason = "classification", "the labels are codes with zeros in front"
-    kind, reason = (found, f"{reason}{several}") if kind == "auto" else (kind, "as declared")
+        inferred, reason = "classification", "the labels are codes with zeros in front"
+    kind, reason = (inferred, f"{reason}{several}") if kind == "auto" else (kind, "as declared")
     if kind == "regression":
         if values is None:
             written = ((s, i, v) for s, column in cells.items() for i, v in enumerate(column) if v is not None)
@@ -114,28 +114,28 @@ def alike_note(names: Sequence[str] | None) -> list[str]:
     for name in names or ():
         number = _number(name)
         groups.setdefault(name.casefold() if number is None else number, []).append(name)
-    found = [" and ".join(map(repr, each)) for each in groups.values() if len(each) > 1]
-    more = f" (and {len(found) - 1:,} more such)" if len(found) > 1 else ""
-    return [f"{found[0]} are different classes{more}; write them alike if they are one"] if found else []
+    alike = [" and ".join(map(repr, each)) for each in groups.values() if len(each) > 1]
+    more = f" (and {len(alike) - 1:,} more such)" if len(alike) > 1 else ""
+    return [f"{alike[0]} are different classes{more}; write them alike if they are one"] if alike else []
 
 
-def known_labels(values: Sequence[Any], names: Sequence[str] | None, where: Callable[[int], str]) -> list[Any]:
+def read_labels_for(values: Sequence[Any], names: Sequence[str] | None, where: Callable[[int], str]) -> list[Any]:
     """Read the labels of rows for a trained model: ids of its classes ``names``, or numbers if these are None.
 
     ValueError for a missing label, a class that the model does not know, and text or NaN instead of numbers.
     """
     # earlier versions kept the zeros of 1.0 and the capital of True
     ids = {class_name(name): i for i, name in enumerate(names or ())} | {name: i for i, name in enumerate(names or ())}
-    found: list[Any] = []
+    labels: list[Any] = []
     for i, value in enumerate(values):
         if is_missing(value):
             raise ValueError(f"{where(i)} has no label")
         number = _number(value) if names is None else ids.get(class_name(value))
         if number is None or not math.isfinite(number):
-            wanted = "not a finite number" if names is None else f"which the model does not know ({', '.join(names)})"
-            raise ValueError(f"the label of {where(i)} is {value!r}, {wanted}")
-        found.append(number)
-    return found
+            fault = "not a finite number" if names is None else f"which the model does not know ({', '.join(names)})"
+            raise ValueError(f"the label of {where(i)} is {value!r}, {fault}")
+        labels.append(number)
+    return labels
 
 
 def is_missing(value: Any) -> bool:
@@ -147,7 +147,7 @@ def is_missing(value: Any) -> bool:
 
 def _numbers(cells: Columns, where: Where) -> dict[str, list[float | None]] | None:
     """The labels as numbers, or None if they are text."""
-    seen: dict[str, tuple[str, int]] = {}  # the first label of each type
+    firsts: dict[str, tuple[str, int]] = {}  # the first label of each type
     words: dict[str, tuple[str, int]] = {}
     logical = any(isinstance(value, bool) for value in chain(*cells.values()))
     for split, i, value in ((s, i, v) for s, column in cells.items() for i, v in enumerate(column) if v is not None):
@@ -163,16 +163,16 @@ def _numbers(cells: Columns, where: Where) -> dict[str, list[float | None]] | No
             words |= {value: (split, i)} if number is None and value not in words else {}
         else:
             sort = "number"
-        seen.setdefault(sort, (split, i))
+        firsts.setdefault(sort, (split, i))
     if words and all(math.isinf(_float(word) or 0) for word in words):
-        value, place = next(iter(words.items()))
-        raise ValueError(f"the label of {where(*place)} is {value!r}, not a finite number")
-    from_text = {sort for sort in seen if "text" in sort}
-    mixed = (from_text and len(from_text) < len(seen)) or {"number", "true or false"} <= {*seen}
-    if mixed or {"text", "fractional text"} <= {*seen}:
-        examples = ", ".join(f"{cells[s][i]!r} ({where(s, i)})" for s, i in seen.values())
+        value, cell = next(iter(words.items()))
+        raise ValueError(f"the label of {where(*cell)} is {value!r}, not a finite number")
+    from_text = {sort for sort in firsts if "text" in sort}
+    mixed = (from_text and len(from_text) < len(firsts)) or {"number", "true or false"} <= {*firsts}
+    if mixed or {"text", "fractional text"} <= {*firsts}:
+        examples = ", ".join(f"{cells[s][i]!r} ({where(s, i)})" for s, i in firsts.values())
         raise ValueError(f"labels of mixed types: {examples}; make all of them text or all of them numbers")
-    if {"text", "true or false"} & {*seen}:
+    if {"text", "true or false"} & {*firsts}:
         return None
     return {split: [None if v is None else _number(v) for v in column] for split, column in cells.items()}
 
@@ -194,7 +194,7 @@ def several_hint(cells: Sequence[Any]) -> str:
     text."""
     written = sorted({cell.strip() for cell in cells if isinstance(cell, str)})
     for separator in SEPARATORS:
-        names = {cell: {*_pieces(cell, separator)} for cell in written}
+        names = {cell: {*_names_between(cell, separator)} for cell in written}
         common = {name for name, count in Counter(chain(*names.values())).items() if count > 1}
         for cell, own in names.items():
             fits = own <= {*written} if separator == "," else bool(own & common)
@@ -276,8 +276,8 @@ def read_several(columns: Columns, where: Where, order: Sequence[str] = (), reas
     counts = Counter(name for cell in read["train"] for name in cell or ())
     names = list(order) or sorted(counts, key=natural)
     if len(names) < 2:
-        found = f"the only label is {names[0]!r}" if names else "no row has a label"
-        raise ValueError(f"{found}; several labels a row need two labels or more (`kind=classification`: classes)")
+        fault = f"the only label is {names[0]!r}" if names else "no row has a label"
+        raise ValueError(f"{fault}; several labels a row need two labels or more (`kind=classification`: classes)")
     if never := [name for name in names if not counts[name]]:
         raise ValueError(f"no row of train has the label {never[0]!r} ({len(never)} such labels); leave it out")
     values = {}
@@ -293,7 +293,7 @@ def _parsed(cells: Sequence[Any], mark: str, lists: bool, where: Callable[[int],
     """The names in each cell of a split. mark: what separates names in text. lists: whether cells are lists and not
     text, of which a split without any label has none, and an empty cell no name."""
     none = None if lists or all(map(_is_absent, cells)) else []
-    found: list[list[str] | None] = []
+    parsed: list[list[str] | None] = []
     for i, cell in enumerate(cells):
         if lists and cell is not None and not _is_list(cell):
             raise ValueError(f"the labels of {where(i)} are {cell!r}, not a list, as those of other rows are")
@@ -304,11 +304,11 @@ def _parsed(cells: Sequence[Any], mark: str, lists: bool, where: Callable[[int],
         if not lists and not isinstance(cell, str | int | float | None):
             raise ValueError(f"the labels of {where(i)} are {type(cell).__name__}, not a list or text")
         own = None if _is_absent(cell) else _items(cell)
-        found.append(none if _is_absent(cell) else _pieces(cell, mark) if own is None else own)
-    return found
+        parsed.append(none if _is_absent(cell) else _names_between(cell, mark) if own is None else own)
+    return parsed
 
 
-def known_several(cells: Sequence[Any], names: Sequence[str], where: Callable[[int], str]) -> list[list[int]]:
+def read_several_for(cells: Sequence[Any], names: Sequence[str], where: Callable[[int], str]) -> list[list[int]]:
     """Read values of 0 and 1 for each name that a model knows, of the rows of other data; cells as in `read_several`.
 
     ValueError for a missing list, rows without any label, and a label that the model does not know.
@@ -321,8 +321,8 @@ def known_several(cells: Sequence[Any], names: Sequence[str], where: Callable[[i
         own = [] if _is_absent(cell) else _items(cell)
         if own is None and isinstance(cell, str):  # the mark that gives known names alone, or else the first
             first = next((mark for mark in SEPARATORS if mark in cell), "")
-            split = [_pieces(cell, mark) for mark in ("", *SEPARATORS)]
-            own = next((each for each in split if {*each} <= {*plain}), _pieces(cell, first))
+            split = [_names_between(cell, mark) for mark in ("", *SEPARATORS)]
+            own = next((each for each in split if {*each} <= {*plain}), _names_between(cell, first))
         if own is None:
             marks = " ".join(SEPARATORS)
             raise ValueError(f"the labels of {where(i)} are {cell!r}, not a list or names between {marks}")
@@ -342,15 +342,15 @@ def named_columns(cells: Columns, where: Callable[[int], str]) -> list[list[str]
 
     ValueError for other values, and rows of which some are missing.
     """
-    found: list[list[str] | None] = []
+    labels: list[list[str] | None] = []
     for i, row in enumerate(zip(*cells.values(), strict=True)):
         words = [class_name(value).lower() for value in row]
         absent = all(map(is_missing, row))
         for name, value, word in zip(cells, row, words, strict=True):
             if not absent and word not in (*_ON, *_OFF):
                 raise ValueError(f"{name!r} of {where(i)} is {value!r}; a column of labels has 0 and 1")
-        found.append(None if absent else _chosen(words, list(cells)))
-    return found
+        labels.append(None if absent else _chosen(words, list(cells)))
+    return labels
 
 
 def indicator_columns(rows: Any, others: Sequence[str]) -> list[str]:
@@ -389,7 +389,7 @@ def _items(cell: Any) -> list[str] | None:
     return [class_name(item) for item in cell] if _is_list(cell) else None
 
 
-def _pieces(cell: Any, separator: str) -> list[str]:
+def _names_between(cell: Any, separator: str) -> list[str]:
     parts = str(cell).split(separator) if separator and isinstance(cell, str) else [cell]
     return [class_name(part) for part in parts if str(part).strip()]
 
@@ -413,11 +413,11 @@ def _marked(cell: Sequence[str], names: Sequence[str]) -> list[int]:
     return [int(name in own) for name in names]
 
 
-def strata(rows: Sequence[Sequence[int]], least: int) -> list[int | None]:
+def strata(rows: Sequence[Sequence[int]], min_rows: int) -> list[int | None]:
     """A class for each row, by which rows are divided so that every part has each label: the rarest label of the row;
-    None for rows without labels, and for classes with fewer than ``least`` rows."""
+    None for rows without labels, and for classes with fewer than ``min_rows`` rows."""
     marks = np.asarray(rows)
     counts = marks.sum(0)
     rarest = [min(np.flatnonzero(row).tolist(), key=lambda i: counts[i], default=None) for row in marks]
     sizes = Counter(rarest)
-    return [None if sizes[each] < least else each for each in rarest]
+    return [None if sizes[each] < min_rows else each for each in rarest]

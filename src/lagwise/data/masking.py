@@ -71,9 +71,9 @@ class Masking:
         starts = np.ones(len(ids), dtype=bool)
         if self.whole_words:
             starts[1:] = ~(self.extends[ids[:-1]] & self.continues[ids[1:]])
-            places = np.arange(len(ids))
-            begun = np.maximum.accumulate(np.where(starts, places, 0))
-            starts |= (places - begun) % _MAX_WORD_TOKENS == 0
+            indices = np.arange(len(ids))
+            begun = np.maximum.accumulate(np.where(starts, indices, 0))
+            starts |= (indices - begun) % _MAX_WORD_TOKENS == 0
         word = starts.cumsum() - 1
         sizes = np.bincount(word, weights=~self.special[ids])  # a special token is a word of its own, and counts none
         budget = max(1.0, self.rate * sizes.sum())

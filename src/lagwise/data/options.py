@@ -16,12 +16,12 @@ _GONE: dict[str, dict[str, Any]] = {
     "task": {"packing": False, "span": 1},
     "training": {"carry_states": False, "average": 0},
 }
-MADE_OF_TEXT = ("bpe", "bpe-uncased", "words", "characters")  # tokenizers
+TRAINED_TOKENIZERS = ("bpe", "bpe-uncased", "words", "characters")  # whose vocabulary is that of the data
 
 
 @options
 class DataOptions:
-    """Data to train and evaluate on."""
+    """The data to train and evaluate on."""
 
     source: str | None = None
     """Text or labelled rows, as the task needs: a file, a folder, `hub:NAME`, or `stdlib`, Python's own source."""
@@ -49,11 +49,11 @@ def upgraded(values: dict[str, Any]) -> dict[str, Any]:
     the task; and of earlier classifiers of DNA, which were a task with an option. Warns of options that changed
     something."""
     for section, defaults in _GONE.items():
-        given = values.get(section)
-        if not isinstance(given, dict):
+        options = values.get(section)
+        if not isinstance(options, dict):
             continue
         for name, default in defaults.items():
-            if given.pop(name, default) not in (default, None):
+            if options.pop(name, default) not in (default, None):
                 warnings.warn(f"{section}.{name} of the recipe is gone and is ignored", stacklevel=2)
     data, task = values.get("data"), values.get("task")
     if isinstance(task, dict) and task.get("name") == "sequence_classification" and "reverse_complement" in task:
@@ -64,8 +64,8 @@ def upgraded(values: dict[str, Any]) -> dict[str, Any]:
         return values
     loss = {"loss": data["loss"]} if "loss" in data else {}
     if data.get("source") == "associative-recall":
-        kept = {key: value for key, value in data.items() if key not in ("loss", "source")}
-        return {**values, "task": {"name": "associative_recall", **loss}, "data": kept}
+        rest = {key: value for key, value in data.items() if key not in ("loss", "source")}
+        return {**values, "task": {"name": "associative_recall", **loss}, "data": rest}
     if "description" in values and "training" in values and "loss" in data:  # written into a run by 0.1
         return {**values, "data": {key: value for key, value in data.items() if key != "loss"}}
     return values

@@ -27,7 +27,7 @@ _FORMAT = 3  # raise when the meaning of any files changes
 
 @dataclass(frozen=True)
 class Prepared:
-    """Rows in three splits, read once into a folder of the cache, whose name is their key.
+    """The rows of data in three splits, read once into a folder of the cache, whose name is their key.
 
     Attributes:
         notes: further facts for the reader, one line each.

@@ -109,27 +109,27 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 def read_whole(path: Path) -> bytes:
     """The whole file, unpacked as by `opened`. ValueError if it is damaged, or too large for memory."""
-    pieces, size = [], 0
+    chunks, size = [], 0
     with opened(path) as f:
-        while piece := f.read(_CHUNK_BYTES):
-            pieces.append(piece)
-            size += len(piece)
+        while chunk := f.read(_CHUNK_BYTES):
+            chunks.append(chunk)
+            size += len(chunk)
             check_size(path, size)
-    return b"".join(pieces)
+    return b"".join(chunks)
 
 
-def most_text() -> int:
+def max_text_bytes() -> int:
     """Return how many bytes of text may be held at a time: a text is in memory several times while it is split and
     encoded."""
     return int(min(memory(), 2**62)) // 8
 
 
 def check_size(path: Path, size: int) -> None:
-    """ValueError if a text of ``size`` bytes is too large for memory."""
-    if size > most_text():
+    """Raise ValueError if a text of ``size`` bytes is too large for memory."""
+    if size > max_text_bytes():
         raise ValueError(
-            f"{path} holds over {most_text() / 1e9:.1f} GB of text, an eighth of this machine's memory; cut it into "
-            "several files"
+            f"{path} holds over {max_text_bytes() / 1e9:.1f} GB of text, an eighth of this machine's memory; cut it "
+            "into several files"
         )
 
 
@@ -156,9 +156,9 @@ def _decoded(parts: Iterable[bytes], path: Path) -> Iterator[str]:
     for part in itertools.chain(parts, [b""]):
         if decoder is None:
             encoding = marked_encoding(part)
-            for start, what in _KINDS.items():
+            for start, fault in _KINDS.items():
                 if part.startswith(start) and encoding is None:
-                    raise ValueError(f"{path} {what}")
+                    raise ValueError(f"{path} {fault}")
             decoder = codecs.getincrementaldecoder(encoding or "utf-8")()
         if encoding is None and b"\0" in part:
             odd, even = part[1:1000:2].count(0), part[:1000:2].count(0)
@@ -171,11 +171,11 @@ def _decoded(parts: Iterable[bytes], path: Path) -> Iterator[str]:
         try:
             yield decoder.decode(part, final=not part)
         except UnicodeDecodeError as error:
-            place = read - waiting
+            start_byte = read - waiting
             if encoding is None:
-                raise ValueError(not_utf8(error, str(path), place)) from error
+                raise ValueError(not_utf8(error, str(path), start_byte)) from error
             raise ValueError(
-                f"{path} is not valid {encoding.upper()} ({error.reason} at byte {place + error.start})"
+                f"{path} is not valid {encoding.upper()} ({error.reason} at byte {start_byte + error.start})"
             ) from error
         read += len(part)
 
@@ -274,16 +274,16 @@ def read_text_table(path: Path, *, titles: bool = False) -> TextTable:
 
 def read_head(path: Path, rows: int = 0, *, titles: bool = False) -> TextTable:
     """The columns of a file and its first ``rows`` rows. Errors in later rows are not found."""
-    most, table = max(rows, HEAD_LINES), None
+    limit, table = max(rows, HEAD_LINES), None
     with opened(path) as f:
         data = f.read(HEAD_BYTES)
         whole = not f.read(1)
     if not whole:
         text = codecs.getincrementaldecoder(marked_encoding(data) or "utf-8")("replace").decode(data)
         with suppress(ValueError):  # a header longer than this, or a field in quotes that goes on behind the line break
-            table = text_table(text[: text.rindex("\n") + 1], path, titles, most)
+            table = text_table(text[: text.rindex("\n") + 1], path, titles, limit)
     if table is None:
-        table = text_table(decoded(data if whole else read_whole(path), path), path, titles, most)
+        table = text_table(decoded(data if whole else read_whole(path), path), path, titles, limit)
     columns = {name: cells[:rows] for name, cells in table.columns.items()}
     return replace(table, columns=columns, lines=table.lines[:rows])
 
@@ -318,7 +318,7 @@ def read_records(path: Path, fields: Sequence[str]) -> Iterator[tuple[str, dict[
 
 
 def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
-    for line in iter(partial(file.readline, most_text() + 1), b""):
+    for line in iter(partial(file.readline, max_text_bytes() + 1), b""):
         check_size(path, len(line))
         if encoding := marked_encoding(line):
             convert = _conversion(encoding, path.name)
@@ -329,11 +329,11 @@ def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
 def _objects(lines: Iterable[bytes], path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The JSON objects in the lines that are not empty, and the numbers of these; of a JSON array its objects, and
     their numbers. ValueError names a faulty line."""
-    rest, found = iter(lines), False
+    rest, begun = iter(lines), False
     for number, line in enumerate(rest, 1):
         if not line.strip():
             continue
-        if not found and line.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
+        if not begun and line.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
             yield from _array_records(b"\n".join([line, *rest]), path)
             return
         try:
@@ -342,7 +342,7 @@ def _objects(lines: Iterable[bytes], path: Path) -> Iterator[tuple[int, dict[str
             raise ValueError(f"{path}, line {number}: not a JSON object ({one_line(error)})") from error
         if not isinstance(record, dict):
             raise ValueError(f"{path}, line {number}: not a JSON object but {type(record).__name__}")
-        found = True
+        begun = True
         yield number, record
 
 
@@ -362,14 +362,14 @@ def _array_records(data: bytes, path: Path) -> Iterator[tuple[int, dict[str, Any
 
 def _jsonl(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
     data = decoded(data, path).encode() if marked_encoding(data) else data
-    found = list(_objects(data.split(b"\n"), path))
-    lines, records = [number for number, _ in found], [record for _, record in found]
+    objects = list(_objects(data.split(b"\n"), path))
+    lines, records = [number for number, _ in objects], [record for _, record in objects]
     names = dict.fromkeys(name for record in records for name in record)
     return pa.table(
         {
             name: _json_column(name, [record.get(name) for record in records], lines, path)
             for name in names
-            if _is_wanted(name, columns)
+            if _is_selected(name, columns)
         }
     )
 
@@ -449,13 +449,13 @@ def _npz(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
             f"{path}: the arrays must have the same number of rows (first axis), got "
             + ", ".join(f"{name} {arrays[name].shape}" for name in arrays)
         )
-    found = {}
+    by_name = {}
     for name, array in arrays.items():
         try:
-            found |= {name: array_column(array)} if _is_wanted(name, columns) else {}
+            by_name |= {name: array_column(array)} if _is_selected(name, columns) else {}
         except (pa.ArrowException, UnicodeDecodeError) as error:
             raise ValueError(f"{path}: array {name!r} of {array.dtype} cannot be read ({error})") from error
-    return pa.table(found)
+    return pa.table(by_name)
 
 
 def _txt(text: str, path: Path) -> pa.Table:
@@ -472,7 +472,7 @@ def _sound(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
     return pa.table(dict(zip(_SOUND_COLUMNS, values, strict=True)))
 
 
-def _is_wanted(name: str, columns: Sequence[str] | None) -> bool:
+def _is_selected(name: str, columns: Sequence[str] | None) -> bool:
     return columns is None or name in columns
 
 

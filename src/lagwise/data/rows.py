@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import lagwise.data.arrow as pa
 from lagwise.data.arrays import FOLDER_LABEL, SERIES
-from lagwise.data.find import Found, Named, check_file, classed_files, find, listed_files, split_word, unread_note
+from lagwise.data.find import DataSource, Named, check_file, classed_files, find, listed_files, split_word, unread_note
 from lagwise.data.numbers import usual_decimal
 from lagwise.data.prepared import arrow_file
 from lagwise.data.reading import (
@@ -44,7 +44,7 @@ _FILES_PER_BATCH = 500  # files of a row each that are copied at a time
 
 
 @dataclass(frozen=True)
-class RowSource(Found):
+class RowSource(DataSource):
     """The source of rows, and what identifies them.
 
     Attributes:
@@ -173,14 +173,14 @@ class RowSource(Found):
             yield table.select(names)
 
     def _check_sound(self, path: Path, table: Any, like: dict[str, Any]) -> None:
-        """ValueError if a sound has another number of channels than the first one, or, unless any rate may be, another
-        sampling rate, in Hz."""
+        """Raise ValueError if a sound has another number of channels than the first one, or, unless any rate may be,
+        another sampling rate, in Hz."""
         rate, channels = table.column(RATE)[0].as_py(), table.schema.field(SERIES).type.value_type.list_size
         trained = None if self.rate is None else (self.rate, "the model was trained at")
-        wanted, by = like.setdefault("rate", trained or (rate, f"{path} has"))
-        if rate != wanted and not self.any_rate:
+        expected, by = like.setdefault("rate", trained or (rate, f"{path} has"))
+        if rate != expected and not self.any_rate:
             raise ValueError(
-                f"{path} has a sampling rate of {rate} Hz, {by} {wanted} Hz; resample the sounds to one rate"
+                f"{path} has a sampling rate of {rate} Hz, {by} {expected} Hz; resample the sounds to one rate"
             )
         as_many, first = like.setdefault("channels", (channels, path))
         if channels != as_many:
@@ -207,13 +207,13 @@ class RowSource(Found):
         return table
 
 
-def check_train(tables: Mapping[str, Dataset], where: str, what: str) -> None:
-    """ValueError for data ``where`` without a split to train on, and for a split without rows; ``what`` names these."""
+def check_train(tables: Mapping[str, Dataset], where: str, noun: str) -> None:
+    """Raise ValueError for data ``where`` without train, or with a split that has no rows, which ``noun`` names."""
     if "train" not in tables:
-        raise ValueError(f"{where} has no {what} to train on, only {' and '.join(tables)} by the names in it")
+        raise ValueError(f"{where} has no {noun} to train on, only {' and '.join(tables)} by the names in it")
     for split, rows in tables.items():
         if not len(rows):
-            raise ValueError(f"{f'{split} of ' if len(tables) > 1 else ''}{where} has no {what}")
+            raise ValueError(f"{f'{split} of ' if len(tables) > 1 else ''}{where} has no {noun}")
 
 
 def rows_to_evaluate(tables: Mapping[str, Dataset], name: str) -> Dataset:
@@ -249,7 +249,7 @@ def open_rows(name: Data) -> RowSource:
 
 def rows_of(named: Named) -> RowSource:
     """The table of rows that a name stands for, as `open_rows`."""
-    name, path, dataset, found = named
+    name, path, dataset, below = named
     suffixes = f"{', '.join(READERS)} (each also {COMPRESSIONS})"
     if dataset is not None:
         return RowSource(name, dataset=dataset)
@@ -267,18 +267,18 @@ def rows_of(named: Named) -> RowSource:
                 "class: name the folder above them"
             )
         return RowSource(name, {"train": [path]})
-    kinds = {file: kind for file in found if (kind := file_kind(file))}
+    kinds = {file: kind for file in below if (kind := file_kind(file))}
     sounds = [file for file, kind in kinds.items() if kind in SOUNDS]
-    if sounds and (listed := listed_files(path, found, sounds)):
+    if sounds and (listed := listed_files(path, below, sounds)):
         return RowSource(name, **listed)
     others = [file for file, kind in kinds.items() if kind not in (".txt", ".json")]
     files = others or _texts(path, kinds) or [*kinds]  # beside other files those of .json describe them
     if not files:
-        for file in found:
+        for file in below:
             check_file(file)
-        raise ValueError("; ".join((f"no {suffixes} file in folder {name!r}", *unread_note(path, found, ()))))
+        raise ValueError("; ".join((f"no {suffixes} file in folder {name!r}", *unread_note(path, below, ()))))
     one_row = [file for file in files if kinds[file] in ONE_ROW]
-    return RowSource(name, **classed_files(path, found, files, one_row, "sounds" if others else "texts"))
+    return RowSource(name, **classed_files(path, below, files, one_row, "sounds" if others else "texts"))
 
 
 def _texts(root: Path, kinds: Mapping[Path, str]) -> list[Path]:

@@ -50,7 +50,7 @@ class Signal(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """What the first lines of .csv and .tsv files say.
+    """The layout of tables, by what the first lines of .csv and .tsv files say.
 
     Attributes:
         lines: whether every line is a series.
@@ -147,14 +147,14 @@ class SeriesSource(RowSource):
             columns = {name: row_arrays(table.column(name)) for name in names[:2] if name in table.column_names}
             rates = table.column(RATE).to_pylist() if RATE in table.column_names else [None] * table.num_rows
             for where, rate in zip(table.column("file").to_pylist(), rates, strict=True):
-                found = {name: next(rows).copy() for name, rows in columns.items()}
-                yield Signal(where, found[SERIES], found.get(TARGETS, found[SERIES]), rate)
+                arrays = {name: next(rows).copy() for name, rows in columns.items()}
+                yield Signal(where, arrays[SERIES], arrays.get(TARGETS, arrays[SERIES]), rate)
 
     # Names of columns, before files are read.
 
     @cached_property
     def layout(self) -> Layout:
-        """What the tables hold, by their first lines. ValueError for a table whose first line is a row."""
+        """Read what the tables hold, by their first lines. ValueError for a table whose first line is a row."""
         columns = {path: read_columns(path) for path in self.of_kind(TEXT_TABLES)}
         for path, names in columns.items():
             if self.labels and self.labels[0] not in names and not self.features and is_data(names):
@@ -251,8 +251,8 @@ class SeriesSource(RowSource):
                     f"numbers, a .jsonl with {SERIES} in each line"
                 )
             others = {name: cells for name, cells in table.columns.items() if name not in (*features, SERIES)}
-            kept: dict[str, Any] = {name: pa.array(cells, pa.string()) for name, cells in others.items()}
-            return pa.table({**kept, SERIES: array_column(self._samples(table, features))})
+            other_columns: dict[str, Any] = {name: pa.array(cells, pa.string()) for name, cells in others.items()}
+            return pa.table({**other_columns, SERIES: array_column(self._samples(table, features))})
         values = self._samples(table, features)
         if self.time is not None:
             values = with_times(values, table.times(self.time), str(path))
@@ -298,20 +298,20 @@ class SeriesSource(RowSource):
             ) from error
 
     def _stacked(self, table: Any, where: str) -> Any:
-        """Records with columns of lists as rows with inputs, of several columns side by side, after their times if they
-        have some, and of signals with targets."""
+        """Convert records with columns of lists to rows with inputs, of several columns side by side, after their times
+        if they have some, and of signals with targets."""
         times, targets = [] if self.time is None else [self.time], self.targets or ()
         inputs = [SERIES] if self.targets is None else self.inputs
         for names in (inputs, targets, times):
             self._check_columns(names, table.column_names, where)
         if self.targets is not None and not table.num_rows:
             raise ValueError(f"{where} has no rows")
-        places = [f"{where}, row {i}" for i in range(1, table.num_rows + 1)]
+        row_names = [f"{where}, row {i}" for i in range(1, table.num_rows + 1)]
 
         def stacked(names: Sequence[str]) -> list[np.ndarray]:
             try:
-                rows = zip(places, *(row_arrays(table.column(each)) for each in names), strict=True)
-                return [_beside(arrays, place) for place, *arrays in rows]
+                rows = zip(row_names, *(row_arrays(table.column(each)) for each in names), strict=True)
+                return [_beside(arrays, row_name) for row_name, *arrays in rows]
             except TypeError as error:
                 raise ValueError(
                     f"{where}: a signal must be a list of numbers or of equally long vectors ({error})"
@@ -319,10 +319,10 @@ class SeriesSource(RowSource):
 
         x = stacked(inputs)
         for name in times:
-            x = [with_times(*each) for each in zip(x, row_arrays(table.column(name)), places, strict=True)]
+            x = [with_times(*each) for each in zip(x, row_arrays(table.column(name)), row_names, strict=True)]
         columns = {SERIES: _vectors(x, where)}
         if self.targets is not None:
-            columns["file"] = pa.array(places)
+            columns["file"] = pa.array(row_names)
         if targets:
             columns[TARGETS] = _vectors(stacked(targets), where)
         left = [each for each in table.column_names if each not in (*inputs, *targets, *times, *columns)]
@@ -339,8 +339,8 @@ def with_times(values: np.ndarray, times: np.ndarray, where: str) -> np.ndarray:
     wrong = np.flatnonzero(~np.isfinite(times) | ~np.isfinite(since) | ((since <= 0) & (np.arange(len(times)) > 0)))
     if len(wrong):
         at = int(wrong[0])
-        what = "no time" if not np.isfinite(times[at]) else f"the time {times[at]:g}, which is not after the one before"
-        raise ValueError(f"{where}: sample {at + 1} has {what}; sort the samples, and leave out those without a time")
+        time = "no time" if not np.isfinite(times[at]) else f"the time {times[at]:g}, which is not after the one before"
+        raise ValueError(f"{where}: sample {at + 1} has {time}; sort the samples, and leave out those without a time")
     return np.concatenate([since[:, None], values], axis=1).astype(np.float32)
 
 
@@ -374,8 +374,8 @@ def _row_numbers(path: Path, names: Sequence[str], *, samples: bool) -> list[str
 
 
 def _check_long(table: TextTable, names: Sequence[str], per_sample: bool) -> None:
-    """ValueError if a series is on several lines: if one of the columns ``names`` is the same on lines one after the
-    other, and another one rises on these, and begins anew on those that follow."""
+    """Raise ValueError if a series is on several lines: if one of the columns ``names`` is the same on lines one after
+    the other, and another one rises on these, and begins anew on those that follow."""
     for group in names[:_KEY_COLUMNS]:
         cells = table.columns[group]
         starts = [i for i, cell in enumerate(cells) if not i or cell != cells[i - 1]]

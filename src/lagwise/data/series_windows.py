@@ -73,8 +73,8 @@ def stretched(values: np.ndarray, labels: np.ndarray, length: int, *, events: bo
     """A window, values ``(samples, features)`` and labels ``(samples,)``, resampled to ``length`` samples: values by
     linear interpolation, labels by the nearest sample; ``events`` stay single samples."""
     source = np.linspace(0, len(values) - 1, length)
-    places = np.arange(len(values))
-    moved = np.stack([np.interp(source, places, feature) for feature in values.T], axis=1)
+    positions = np.arange(len(values))
+    moved = np.stack([np.interp(source, positions, feature) for feature in values.T], axis=1)
     if not events:
         return moved, labels[source.round().astype(np.int64)]
     result = labels[source.astype(np.int64)]
@@ -213,15 +213,15 @@ class LabelledWindows:
         return {"input_values": torch.tensor(values), "labels": torch.from_numpy(targets)}
 
 
-def even_windows(lengths: Sequence[int], window: int, most: int) -> list[tuple[int, int, int]]:
+def even_windows(lengths: Sequence[int], window: int, max_windows: int) -> list[tuple[int, int, int]]:
     """Return the row, start and end of consecutive windows of all rows, or of evenly spaced ones if there are over
-    ``most``."""
+    ``max_windows``."""
     ranges = [
         (number, start, min(start + window, length))
         for number, length in enumerate(lengths)
         for start in range(0, length, window)
     ]
-    chosen = np.linspace(0, len(ranges) - 1, min(len(ranges), max(1, most))).round().astype(int)
+    chosen = np.linspace(0, len(ranges) - 1, min(len(ranges), max(1, max_windows))).round().astype(int)
     return [ranges[i] for i in chosen]
 
 

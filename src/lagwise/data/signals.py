@@ -68,7 +68,7 @@ def open_inputs(name: str, *, features: Sequence[str] | None = None, time: str |
 
 
 def _opened(name: Data, alone: Sequence[str], targets: tuple[str, ...], **options: Any) -> SeriesSource:
-    """alone: the roles of sounds, of which the first that there is is read without targets; empty for pairs."""
+    """Open signals; alone: roles of sounds, the first of which that exists is read without targets; none for pairs."""
     at = find(name, ".csv")
     pairs = _sounds(at.path, at.below, alone) if at.below else None
     if pairs is not None and options["time"] is not None:
@@ -88,33 +88,33 @@ def _unpaired(name: str) -> str:
     )
 
 
-def _sounds(root: Path, found: Sequence[Path], alone: Sequence[str]) -> tuple[RowSource, dict[Path, Path]] | None:
+def _sounds(root: Path, all_files: Sequence[Path], alone: Sequence[str]) -> tuple[RowSource, dict[Path, Path]] | None:
     """The sounds in a folder and the partner of each, or ``alone`` those of the first of these roles that it has; None
     if it has none."""
     roles: dict[str, dict[tuple[str, ...], Path]] = {"input": {}, "target": {}, "none": {}}
     splits: dict[Path, str | None] = {}
-    for path in (path for path in found if inner_suffix(path) in SOUNDS):
+    for path in (path for path in all_files if inner_suffix(path) in SOUNDS):
         parts = path.relative_to(root).parts[:-1]
         words = [word[0].lower() for part in parts if (word := _ROLE.search(part))]
         role = "none" if not words else "input" if words[0] in INPUT_FOLDERS else "target"
         bare = Path(path.stem if is_compressed(path) else path).stem
-        place = (*(_ROLE.sub("", part) for part in parts), path.name if role == "none" else bare)
-        if place in roles[role]:
-            raise ValueError(f"{roles[role][place]} and {path} have the same name; keep one of them")
-        roles[role][place] = path
+        key = (*(_ROLE.sub("", part) for part in parts), path.name if role == "none" else bare)
+        if key in roles[role]:
+            raise ValueError(f"{roles[role][key]} and {path} have the same name; keep one of them")
+        roles[role][key] = path
         splits[path] = split_word(Path(*parts))
     if not splits:
         return None
     if not alone:
         _check_partners(root, roles)
     chosen = next((roles[role] for role in alone if roles[role]), roles["input"])
-    partners = {} if alone else {path: roles["target"][place] for place, path in chosen.items()}
-    files, notes = named_splits(root, found, {path: splits[path] for path in chosen.values()}, partners.values())
+    partners = {} if alone else {path: roles["target"][key] for key, path in chosen.items()}
+    files, notes = named_splits(root, all_files, {path: splits[path] for path in chosen.values()}, partners.values())
     return RowSource(str(root), files, file_notes=notes), partners
 
 
 def _check_partners(root: Path, roles: Mapping[str, Mapping[tuple[str, ...], Path]]) -> None:
-    """ValueError for sounds in no folder of inputs or targets, and for a sound without a partner."""
+    """Raise ValueError for sounds in no folder of inputs or targets, and for a sound without a partner."""
     if not roles["input"] and not roles["target"]:
         raise ValueError(_unpaired(str(root)))
     for one, other, words in (("input", "target", TARGET_FOLDERS), ("target", "input", INPUT_FOLDERS)):
@@ -175,8 +175,8 @@ def checked_signal(signal: Signal, like: tuple[int, int] | None) -> np.ndarray:
         )
     for name, x in (("inputs", inputs), ("targets", targets)):
         if np.isinf(x).any():
-            place, column = np.argwhere(np.isinf(x))[0]
-            raise ValueError(f"{where}: feature {column + 1} of the {name} is infinite at sample {place}")
+            sample, column = np.argwhere(np.isinf(x))[0]
+            raise ValueError(f"{where}: feature {column + 1} of the {name} is infinite at sample {sample}")
         if np.isnan(x).all():
             raise ValueError(f"{where}: all samples of the {name} are missing")
     return inputs if targets is inputs else np.concatenate([inputs, targets], axis=1)
@@ -257,8 +257,8 @@ class Damage:
         return x
 
     def _hidden(self, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray:
-        """Where samples are hidden: each with probability ``hide``. Spans begin at random, also before the first
-        sample, and may overlap, so that none of ``hide_length`` places begins one with probability ``1 - hide``."""
+        """Choose hidden samples, each with probability ``hide``. Spans begin at random, also before the first sample,
+        and may overlap, so that none of ``hide_length`` positions begins one with probability ``1 - hide``."""
         length = self.hide_length
         begins = random.random((shape[0] + length - 1, *shape[1:])) < 1 - (1 - self.hide) ** (1 / length)
         begun = np.cumsum(np.concatenate([np.zeros_like(begins[:1]), begins]), axis=0, dtype=np.int64)
@@ -274,7 +274,7 @@ def _row(rows: Any, number: int) -> np.ndarray:
 
 
 def check_loud(noises: SignalPairs, name: str) -> None:
-    """ValueError for a split of the noise ``name`` that is silent, which no ratio can add."""
+    """Raise ValueError for a split of the noise ``name`` that is silent, which no ratio can add."""
     for split, rows in noises.splits.items():
         arrow: Any = rows.with_format("arrow")
         if not any(np.nanvar(_row(arrow, number), axis=0).max() > 0 for number in range(len(arrow))):
@@ -348,8 +348,8 @@ class WholeSignals:
 
 def power(x: np.ndarray) -> float:
     """Compute the mean square about the mean, over the samples that are not missing and the features."""
-    known = x[~np.isnan(x).any(1)]
-    return float(known.var(0).mean()) if len(known) else 0.0
+    present = x[~np.isnan(x).any(1)]
+    return float(present.var(0).mean()) if len(present) else 0.0
 
 
 def delayed(targets: np.ndarray, delay: int) -> np.ndarray:

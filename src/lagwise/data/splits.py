@@ -29,8 +29,8 @@ def split_shares(held_out: float) -> dict[str, Share]:
 
 
 def split_sizes(count: int, train: int = 8, valid: int = 1) -> dict[str, int]:
-    """How many of some things in order are in each split, of which train and valid get so many tenths: eight and one as
-    of Long Range Arena's images, seven and one as of the published series to forecast."""
+    """Compute how many of some things in order are in each split, of which train and valid get so many tenths: eight
+    and one as of Long Range Arena's images, seven and one as of the published series to forecast."""
     first, last = count * train // 10, count * (train + valid) // 10
     return {"train": first, "valid": last - first, "test": count - last}
 
@@ -95,8 +95,8 @@ def split_rows(
     if kinds is not None and len(members) > 1 and len(members[None]) <= len(missing):
         del members[None]  # rows of no kind that are too few to be in every split are trained
     if few := {value: len(contents) for value, contents in members.items() if len(contents) <= len(missing)}:
-        what = "rows" if group is None else f"values of {group!r}"
-        parts = f"too few different {what} for {', '.join(reversed(missing))} and train, which need {len(missing) + 1}"
+        noun = "rows" if group is None else f"values of {group!r}"
+        parts = f"too few different {noun} for {', '.join(reversed(missing))} and train, which need {len(missing) + 1}"
         if not stratified:
             raise ValueError(f"{parts}: the table has {few[None]}")
         each = [f"{count} of {names[v] if names and v is not None else v!r}" for v, count in few.items()]
@@ -105,41 +105,41 @@ def split_rows(
             f"{parts} of each class: {', '.join(each[:_MAX_NAMED_CLASSES])}{more}; add rows, remove such "
             f"classes, or name the splits in the data{hint}"
         )
-    places: dict[bytes, str] = {}
+    assigned: dict[bytes, str] = {}
     for contents in sorted(members.values(), key=len):
-        taken = Counter(map(places.get, contents))  # the same content may have two classes
+        taken = Counter(map(assigned.get, contents))  # the same content may have two classes
         for split in missing:
-            free = sorted((c for c in contents if c not in places), reverse=split == "valid")
-            wanted = max(1, round(ROWS_HELD_OUT * len(contents))) - taken[split]
-            places |= dict.fromkeys(free[: max(0, wanted)], split)
-    found = [places.get(content, "train") for content in hashes]
-    made = {s: train.select([i for i, own in enumerate(found) if own == s]) for s in ("train", *missing)}
-    return {split: made.get(split, rows.get(split)) for split in SPLITS}
+            free = sorted((c for c in contents if c not in assigned), reverse=split == "valid")
+            count = max(1, round(ROWS_HELD_OUT * len(contents))) - taken[split]
+            assigned |= dict.fromkeys(free[: max(0, count)], split)
+    splits = [assigned.get(content, "train") for content in hashes]
+    divided = {s: train.select([i for i, own in enumerate(splits) if own == s]) for s in ("train", *missing)}
+    return {split: divided.get(split, rows.get(split)) for split in SPLITS}
 
 
-def random_rows(labels: np.ndarray, random: Any, *, least: int = 0) -> np.ndarray:
-    """Choose the rows that are held out: a random tenth of each class, but at least ``least`` rows if the class has
+def random_rows(labels: np.ndarray, random: Any, *, min_rows: int = 0) -> np.ndarray:
+    """Choose the rows that are held out: a random tenth of each class, but at least ``min_rows`` rows if the class has
     more.
 
     Args:
         labels: classes from 0.
         random: a generator of numpy.
     """
-    held = np.zeros(len(labels), dtype=bool)
+    held_out = np.zeros(len(labels), dtype=bool)
     for each in range(labels.max() + 1):
         own = random.permutation(np.flatnonzero(labels == each))
-        held[own[: max(int(ROWS_HELD_OUT * len(own)), min(least, len(own) - 1))]] = True
-    return held
+        held_out[own[: max(int(ROWS_HELD_OUT * len(own)), min(min_rows, len(own) - 1))]] = True
+    return held_out
 
 
 def split_series(
-    tables: dict[str, Dataset], what: str, group: str | None = None
+    tables: dict[str, Dataset], noun: str, group: str | None = None
 ) -> tuple[dict[str, tuple[Dataset, Share]], list[str]]:
     """The rows of each split, which are series, with the share of each that is in it, and a note of what is made;
-    ``what`` names a series. Missing splits are made as by `split_rows`; of one or two series the last two tenths of
+    ``noun`` names a series. Missing splits are made as by `split_rows`; of one or two series the last two tenths of
     each are valid and test."""
     if len(tables) == 1 and len(tables["train"]) < len(SPLITS):
-        notes = [f"valid and test are the last two tenths of each {what}, as there are too few to hold some out"]
+        notes = [f"valid and test are the last two tenths of each {noun}, as there are too few to hold some out"]
         return {split: (tables["train"], share) for split, share in split_shares(ROWS_HELD_OUT).items()}, notes
     return {split: (rows, (0.0, 1.0)) for split, rows in split_rows(tables, group=group).items()}, made_note(tables)
 
@@ -147,16 +147,16 @@ def split_series(
 def made_note(named: Mapping[str, Any], splits: Mapping[str, Any] | None = None, group: str | None = None) -> list[str]:
     """A note of the splits that are made, where the data do not name all. splits: their rows, whose numbers the note
     states where rows of equal content made them other than a tenth."""
-    made = [split for split in SPLITS if split not in named]
-    if not made:
+    missing = [split for split in SPLITS if split not in named]
+    if not missing:
         return []
     rows = len(named["train"])
-    shares = {split: len(splits[split]) / rows for split in made} if splits else {}
+    shares = {split: len(splits[split]) / rows for split in missing} if splits else {}
     if any(abs(share - ROWS_HELD_OUT) > _MAX_SHARE_ERROR + 1 / rows for share in shares.values()):
         parts = " and ".join(f"{split} from {share:.0%}" for split, share in shares.items())
         same = "content" if group is None else repr(group)
         return [f"{parts} of the rows of train, not 10 %: all rows with the same {same} are in one split"]
-    return [f"{' and '.join(made)} made from 10 % of train{' each' if len(made) > 1 else ''}"]
+    return [f"{' and '.join(missing)} made from 10 % of train{' each' if len(missing) > 1 else ''}"]
 
 
 def shared_rows(splits: Mapping[str, Dataset], named: Collection[str], label: str | None = None) -> list[str]:
@@ -193,7 +193,7 @@ def _hashes(
 
 
 def _encoded(value: Any) -> bytes:
-    """As fast as a file of an image allows. Made splits depend on the other encoding, so it stays as it is."""
+    """Encode images fast, as they are; splits that were made earlier depend on the encoding of other values."""
     return value if isinstance(value, bytes) else repr(value).encode()
 
 

@@ -55,7 +55,7 @@ class TextTable:
             decimal = decimal_separator([self.columns[name] for name in names], usual_decimal(self.separator))
         except ValueError as error:
             raise ValueError(f"{self.path}: {error}") from error
-        found = []
+        arrays = []
         for name in names:
             values, wrong = to_floats(self.columns[name], decimal)
             if wrong is not None:
@@ -64,8 +64,8 @@ class TextTable:
                     f"{self.path}, line {self.lines[wrong]}: {name!r} is {self.columns[name][wrong]!r}, not a number"
                     f"{advice if wrong in (0, len(values) - 1) else ''}"
                 )
-            found.append(values)
-        return np.stack(found, axis=1)
+            arrays.append(values)
+        return np.stack(arrays, axis=1)
 
     def times(self, name: str) -> np.ndarray:
         """Read a column as times, float64: numbers as they are, and dates (`lagwise.data.dates.read_dates`) in seconds
@@ -81,24 +81,24 @@ class TextTable:
 
             advice = "`time` names a column of numbers, or of dates such as 2024-05-31 23:59:00"
             try:
-                found = list(read_dates(pd.Series(self.columns[name], name=name))[0].values())
+                readings = list(read_dates(pd.Series(self.columns[name], name=name))[0].values())
             except ValueError as wrong:
                 raise ValueError(f"{error}; {advice}") from wrong
-            found = [times for times in found if times.is_monotonic_increasing] or found
-            utc = [pd.DatetimeIndex(times if times.tz is None else times.tz_convert(None)) for times in found]
+            readings = [times for times in readings if times.is_monotonic_increasing] or readings
+            utc = [pd.DatetimeIndex(times if times.tz is None else times.tz_convert(None)) for times in readings]
             seconds = [times.to_numpy(dtype="datetime64[ns]").astype(np.int64) / 1e9 for times in utc]
             if any(not np.array_equal(np.diff(each), np.diff(seconds[0])) for each in seconds):  # only steps count
                 raise ValueError(f"{self.path}: {name!r} may have the day or the month first; {advice}") from error
             return seconds[0]
 
 
-def text_table(text: str, path: Path, titles: bool = False, most: int | None = None) -> TextTable:
-    """As `lagwise.data.reading.read_text_table`, of the text of a file, and of its first ``most`` rows or all."""
+def text_table(text: str, path: Path, titles: bool = False, max_rows: int | None = None) -> TextTable:
+    """Read the text of a file as `lagwise.data.reading.read_text_table` does, or only its first ``max_rows`` rows."""
     text, first, mark = text.removeprefix("\ufeff"), 1, None
-    if found := _SEPARATOR.match(text):
-        text, first, mark = text[found.end() :], 2, found[1]
+    if match := _SEPARATOR.match(text):
+        text, first, mark = text[match.end() :], 2, match[1]
     mark = mark or _separator(text, path, titles)
-    rows, notes = _rows(text, path, mark, first, None if most is None else most + 1, titles)
+    rows, notes = _rows(text, path, mark, first, None if max_rows is None else max_rows + 1, titles)
     header = [name.strip() or f"{_UNNAMED}{i}" for i, name in enumerate(rows[0][1])] if rows else []
     if titles:
         header = [name if (n := header[:i].count(name)) == 0 else f"{name}.{n}" for i, name in enumerate(header)]
@@ -115,7 +115,7 @@ def text_table(text: str, path: Path, titles: bool = False, most: int | None = N
 
 
 def check_different(names: Sequence[str], path: Path) -> None:
-    """ValueError if several columns of a file have the same name."""
+    """Raise ValueError if several columns of a file have the same name."""
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise ValueError(f"{path} has {len(twice)} column name(s) more than once: {', '.join(map(repr, twice))}")
 
@@ -132,29 +132,29 @@ def _separator(text: str, path: Path, titles: bool) -> str:
     return max(marks, key=lambda mark: max(counts[mark].values(), default=0), default=",")
 
 
-def _rows(text: str, path: Path, mark: str, first: int, most: int | None, titles: bool) -> tuple[Lines, Notes]:
-    """The header and rows of as many fields, at most ``most`` together, and notes."""
+def _rows(text: str, path: Path, mark: str, first: int, limit: int | None, titles: bool) -> tuple[Lines, Notes]:
+    """The header and rows of as many fields, at most ``limit`` together, and notes."""
     # With tabs tools differ on a quote that begins a field: some treat it as in .csv, some as an ordinary character.
     # Lines that are valid rows as written are rows, with any quotes.
-    found: list[tuple[Lines, Notes]] = []
+    readings: list[tuple[Lines, Notes]] = []
     quotings = (csv.QUOTE_MINIMAL, csv.QUOTE_NONE) if mark == "\t" and '"' in text else (csv.QUOTE_MINIMAL,)
     for quoting in quotings:
         try:
             dialect = {"delimiter": mark, "quoting": quoting, "skipinitialspace": titles}
-            rows, notes = text_rows(text, path, first, most, **dialect), ()
+            rows, notes = text_rows(text, path, first, limit, **dialect), ()
             if titles:
                 rows, notes = _without_titles(rows, path, mark)
-            found.append((_of_one_width(rows, path, mark, titles), notes))
+            readings.append((_of_one_width(rows, path, mark, titles), notes))
         except ValueError:
-            if quoting == quotings[-1] and not found:
+            if quoting == quotings[-1] and not readings:
                 raise
-    same = len({len(row) for rows, _ in found for _, row in rows[:1]}) < 2
-    return found[0] if same else found[-1]
+    same = len({len(row) for rows, _ in readings for _, row in rows[:1]}) < 2
+    return readings[0] if same else readings[-1]
 
 
-def text_rows(text: str, path: Path, first: int = 1, most: int | None = None, **dialect: Any) -> Lines:
-    """The lines of a text that are not empty, at most ``most``; their numbers begin with ``first``. ``dialect`` is that
-    of `csv.reader`. ValueError for a line with a wrong quote."""
+def text_rows(text: str, path: Path, first: int = 1, max_rows: int | None = None, **dialect: Any) -> Lines:
+    """The lines of a text that are not empty, at most ``max_rows``; their numbers begin with ``first``. ``dialect`` is
+    that of `csv.reader`. ValueError for a line with a wrong quote."""
     limit = csv.field_size_limit(max(len(text), 1))  # a setting of the process, restored afterwards
     lines = csv.reader(io.StringIO(text, newline=""), strict=True, **dialect)
     rows, line = [], first
@@ -162,7 +162,7 @@ def text_rows(text: str, path: Path, first: int = 1, most: int | None = None, **
         for row in lines:
             if row:
                 rows.append((line, row))
-            if len(rows) == most:
+            if len(rows) == max_rows:
                 break
             line = lines.line_num + first
     except csv.Error as error:

@@ -78,12 +78,12 @@ def _most_frequent(name: str, vocab_size: int, texts: Iterator[str] | None) -> l
     return [UNKNOWN, *sorted(counts, key=lambda part: (-counts[part], part))[: vocab_size - 3]]
 
 
-def _texts_for(tokenizer: str, vocab_size: int, texts: Any, least: int) -> Any:
+def _texts_for(tokenizer: str, vocab_size: int, texts: Any, min_size: int) -> Any:
     """The texts whose vocabulary is that of a tokenizer. ValueError if there are none, and for other sizes."""
     if texts is None:
         raise ValueError(f"the vocabulary of tokenizer {tokenizer!r} is that of the data: give texts")
-    if not least <= vocab_size <= LARGEST_VOCABULARY:
-        raise ValueError(f"vocab_size must be at least {least} and at most {LARGEST_VOCABULARY}, got {vocab_size}")
+    if not min_size <= vocab_size <= LARGEST_VOCABULARY:
+        raise ValueError(f"vocab_size must be at least {min_size} and at most {LARGEST_VOCABULARY}, got {vocab_size}")
     return texts
 
 
@@ -124,8 +124,8 @@ def load_tokenizer(name: str, *, vocab_size: int = 8192, texts: Iterator[Any] | 
         return _wrap(TOKENIZERS[name].tokenizer())
     folder = tokenizer_folder(name)
     if folder is None:
-        if place := elsewhere(name):
-            raise ValueError(f"tokenizer {place}")
+        if advice := elsewhere(name):
+            raise ValueError(f"tokenizer {advice}")
         names = ", ".join(map(repr, (*WORDS, *TOKENIZERS)))
         raise ValueError(f"tokenizer must be {names} or a folder, got {name!r}")
     try:
@@ -194,9 +194,9 @@ def with_mask(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
 
 
 def word_edges(tokenizer: PreTrainedTokenizerBase) -> tuple[np.ndarray, np.ndarray]:
-    """Two boolean arrays by token id: whether a token can continue a word that began before it, and whether another can
-    continue it. A token belongs to the word of the token before it if it can continue a word and the one before
-    can be continued.
+    """Return two boolean arrays by token id: whether a token can continue a word that began before it, and whether
+    another can continue it. A token belongs to the word of the token before it if it can continue a word and the one
+    before can be continued.
 
     Words are runs of letters, digits and bytes of characters beyond ASCII. In WordPiece vocabularies a prefix, ``##``,
     marks a continuation. In a vocabulary of words every token is one.
@@ -252,19 +252,19 @@ def spellings(tokenizer: PreTrainedTokenizerBase) -> list[bytes]:
     [b'A', b'B', b'C']
     """
     special = set(tokenizer.all_special_ids)
-    found = [b""] * len(tokenizer)
+    spelled = [b""] * len(tokenizer)
     vocabulary = [(token, index) for token, index in tokenizer.get_vocab().items() if index not in special]
     if is_byte_level(tokenizer):
         byte = {char: bytes([number]) for number, char in enumerate(_byte_alphabet())}
         for token, index in vocabulary:
-            found[index] = b"".join(byte[char] for char in token)
-        return found
+            spelled[index] = b"".join(byte[char] for char in token)
+        return spelled
     word = next((index for token, index in vocabulary if token.isalpha()), vocabulary[0][1])
     before: Any = tokenizer.decode([word])
     texts: Any = tokenizer.batch_decode([[word, index] for _, index in vocabulary])
     for (_, index), text in zip(vocabulary, texts, strict=True):
-        found[index] = text.removeprefix(before).encode()
-    return found
+        spelled[index] = text.removeprefix(before).encode()
+    return spelled
 
 
 def _byte_alphabet() -> list[str]:
@@ -288,7 +288,7 @@ def _byte_level(vocab: dict[str, int], merges: list[tuple[str, str]], *, uncased
 def _trained(name: str, vocab_size: int, texts: Iterator[str] | Iterator[Iterable[str]] | None):
     from tokenizers.trainers import BpeTrainer
 
-    given: Any = _texts_for(name, vocab_size, texts, 258)  # 256 bytes and 2 special tokens
+    documents: Any = _texts_for(name, vocab_size, texts, 258)  # 256 bytes and 2 special tokens
     tokenizer = _byte_level({}, [], uncased=name == UNCASED)
     trainer = BpeTrainer(
         vocab_size=vocab_size - 2,
@@ -296,7 +296,7 @@ def _trained(name: str, vocab_size: int, texts: Iterator[str] | Iterator[Iterabl
         initial_alphabet=_byte_alphabet(),
         show_progress=sys.stderr.isatty(),  # elsewhere it writes empty lines
     )
-    chunks = (chunk for text in given for chunk in split_text(text, _MAX_WORD_CHARACTERS))
+    chunks = (chunk for text in documents for chunk in split_text(text, _MAX_WORD_CHARACTERS))
     tokenizer.train_from_iterator(chunks, trainer)
     return tokenizer
 

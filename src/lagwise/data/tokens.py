@@ -16,8 +16,8 @@ import numpy as np
 
 from lagwise.cache import cached_folder, default_cache
 from lagwise.data.examples import TrainingWindows
-from lagwise.data.find import Found, Named, check_file, find, named_splits, split_word, standard_input
-from lagwise.data.options import MADE_OF_TEXT
+from lagwise.data.find import DataSource, Named, check_file, find, named_splits, split_word, standard_input
+from lagwise.data.options import TRAINED_TOKENIZERS
 from lagwise.data.reading import (
     COMPRESSIONS,
     JSON,
@@ -48,12 +48,12 @@ _FEW_DOCUMENTS = 20  # fewer are each cut in three, more are split whole
 _SKIPPED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib2to3", "ensurepip"}
 _FORMAT = 1  # raise when the token files' meaning changes
 _TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "vocab.txt"}
-_PIECE_CHARACTERS = 1 << 16  # characters given to the tokenizer at a time, about
+_CHUNK_CHARACTERS = 1 << 16  # characters that the tokenizer encodes at a time, about
 _BATCH_CHARACTERS = 1 << 22  # characters encoded in parallel, about
 
 
 @dataclass(frozen=True)
-class Source(Found):
+class Source(DataSource):
     """The source of documents by split, and what identifies it.
 
     Attributes:
@@ -62,7 +62,7 @@ class Source(Found):
     """
 
     ranges: dict[str, Share] = field(default_factory=dict)
-    _places: dict[Path, dict[str, np.ndarray]] = field(default_factory=dict, compare=False, repr=False)
+    _bounds: dict[Path, dict[str, np.ndarray]] = field(default_factory=dict, compare=False, repr=False)
 
     def documents(self, split: str) -> Iterator[str]:
         """The documents of a split in a fixed order. ValueError for a file that does not match its suffix, and a
@@ -85,9 +85,9 @@ class Source(Found):
             if not self.ranges:
                 yield from document_parts(path)
                 continue
-            if path not in self._places:
-                self._places[path] = _text_places(partial(document_parts, path), self.ranges)
-            for parts, (start, stop) in zip(document_parts(path), self._places[path][split].tolist(), strict=True):
+            if path not in self._bounds:
+                self._bounds[path] = _text_bounds(partial(document_parts, path), self.ranges)
+            for parts, (start, stop) in zip(document_parts(path), self._bounds[path][split].tolist(), strict=True):
                 if start >= 0:
                     yield _text_between(parts, start, stop)
 
@@ -138,16 +138,16 @@ def open_source(name: Data) -> Source:
 def text_files(names: Iterable[str]) -> dict[Path, str]:
     """The files of texts, whole, and the name of each for people: files as for `open_source`, those in folders that it
     would read, and ``-`` for standard input. FileNotFoundError or ValueError name what is missing or empty."""
-    found: dict[Path, str] = {}
+    files: dict[Path, str] = {}
     for name in names:
         if name == "-":
-            found[standard_input(".txt")] = name
+            files[standard_input(".txt")] = name
             continue
         at = find(name, ".txt")
         if at.dataset is not None:
             raise ValueError(f"{name!r} is a data set; give files or folders of texts")
-        found |= {file: str(file) for file in _texts_in(at)} if at.path.is_dir() else {at.path: name}
-    return found
+        files |= {file: str(file) for file in _texts_in(at)} if at.path.is_dir() else {at.path: name}
+    return files
 
 
 def _texts_in(at: Named) -> list[Path]:
@@ -173,13 +173,13 @@ def _by_file(name: str, files: list[Path], notes: tuple[str, ...] = ()) -> Sourc
 
 
 def _of_dataset(name: str, splits: Mapping[str, Any]) -> Source:
-    train, held = splits["train"], [splits[split] for split in ("valid", "test") if split in splits]
+    train, held_out = splits["train"], [splits[split] for split in ("valid", "test") if split in splits]
     if "text" not in train.column_names:
         raise _no_text(f"data set {name!r}", train.column_names)
-    if not held:
+    if not held_out:
         parts = train.train_test_split(2 * TEXT_HELD_OUT, seed=0, shuffle=False)
-        train, held = parts["train"], list(parts["test"].train_test_split(0.5, shuffle=False).values())
-    return Source(name, dataset={"train": train, "valid": held[0], "test": held[-1]})
+        train, held_out = parts["train"], list(parts["test"].train_test_split(0.5, shuffle=False).values())
+    return Source(name, dataset={"train": train, "valid": held_out[0], "test": held_out[-1]})
 
 
 def _no_text(where: str, columns: Iterable[str]) -> ValueError:
@@ -226,7 +226,7 @@ def checked_text(value: Any, where: str) -> str:
     return value
 
 
-def _text_places(read: Callable[[], Iterator[Iterable[str]]], ranges: Mapping[str, Share]) -> dict[str, np.ndarray]:
+def _text_bounds(read: Callable[[], Iterator[Iterable[str]]], ranges: Mapping[str, Share]) -> dict[str, np.ndarray]:
     """The first and last character of each document of a file that each split has ``(documents, 2)``, by its shares of
     the total; -1 for none. Documents are whole or, if there are few, cut; they are read twice at most, never held."""
     sizes = np.fromiter((sum(map(len, parts)) for parts in read()), dtype=np.int64)
@@ -236,22 +236,22 @@ def _text_places(read: Callable[[], Iterator[Iterable[str]]], ranges: Mapping[st
         inside = {split: (low * total <= starts) & (starts < high * total) for split, (low, high) in ranges.items()}
         return {split: np.where(own[:, None], whole, -1) for split, own in inside.items()}
     shares = sorted({share for both in ranges.values() for share in both})
-    found = [_boundaries(parts, size, shares) for parts, size in zip(read(), sizes.tolist(), strict=True)]
-    cuts = np.array(found, dtype=np.int64).reshape(len(sizes), len(shares))
-    places = {split: cuts[:, [shares.index(low), shares.index(high)]] for split, (low, high) in ranges.items()}
-    return {split: np.where(own[:, :1] < own[:, 1:], own, -1) for split, own in places.items()}
+    boundaries = [_boundaries(parts, size, shares) for parts, size in zip(read(), sizes.tolist(), strict=True)]
+    cuts = np.array(boundaries, dtype=np.int64).reshape(len(sizes), len(shares))
+    bounds = {split: cuts[:, [shares.index(low), shares.index(high)]] for split, (low, high) in ranges.items()}
+    return {split: np.where(own[:, :1] < own[:, 1:], own, -1) for split, own in bounds.items()}
 
 
 def _boundaries(parts: Iterable[str], size: int, shares: Sequence[float]) -> list[int]:
-    """Where to cut a text at shares of its length: after the next line, else the next space, if one is near."""
-    places = [round(share * size) for share in shares]
-    near, before = [""] * len(places), 0  # the text from the character before each place on
+    """Choose where to cut a text at shares of its length: after the next line, else the next space, if one is near."""
+    cuts = [round(share * size) for share in shares]
+    near, before = [""] * len(cuts), 0  # the text from the character before each cut on
     for part in parts:
-        for i, place in enumerate(places):
-            near[i] += part[max(0, place - 1 - before) : max(0, place + size // 100 + 1 - before)]
+        for i, cut in enumerate(cuts):
+            near[i] += part[max(0, cut - 1 - before) : max(0, cut + size // 100 + 1 - before)]
         before += len(part)
     ends = [next((text.find(mark) for mark in ("\n", " ") if mark in text), 0) for text in near]
-    return [place if place in (0, size) else place + end for place, end in zip(places, ends, strict=True)]
+    return [cut if cut in (0, size) else cut + end for cut, end in zip(cuts, ends, strict=True)]
 
 
 def _text_between(parts: Iterable[str], start: int, stop: int) -> Iterator[str]:
@@ -318,15 +318,15 @@ def prepare(
 
 def content_key(source: Source | RowSource, tokenizer: str, vocab_size: int) -> str:
     """Return the name of the folder of an encoded source: a hash of the text, its splits and the tokenizer."""
-    made_of = [str(_FORMAT), source.key(), tokenizer]
-    if tokenizer in MADE_OF_TEXT:
-        made_of.append(str(vocab_size))
+    parts = [str(_FORMAT), source.key(), tokenizer]
+    if tokenizer in TRAINED_TOKENIZERS:
+        parts.append(str(vocab_size))
     elif folder := tokenizer_folder(tokenizer):
-        made_of[2] = "folder"
+        parts[2] = "folder"
         for file in sorted(folder.glob("*")):
             if file.name in _TOKENIZER_FILES or file.suffix == ".model":
-                made_of.append(f"{file.name}:{file_digest(file).hex()}")
-    return hashlib.sha256("\n".join(made_of).encode()).hexdigest()[:24]
+                parts.append(f"{file.name}:{file_digest(file).hex()}")
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
 
 
 def copy_tokenizer(folder: Path, target: Path) -> None:
@@ -348,7 +348,7 @@ def _encode(source: Source, name: str, vocab_size: int, folder: Path, progress: 
             open(folder / f"{split}.bin", "wb") as f,
             progress_bar(desc=f"tokenizing {split}", unit="B", unit_scale=True, show=progress) as bar,
         ):
-            for batch in _batches(_pieces(source, split)):
+            for batch in _batches(_chunks(source, split)):
                 encoded = encode_texts([text for text, _ in batch], tokenizer, name == "bytes")
                 for ids, (_, last) in zip(encoded, batch, strict=True):
                     f.write(np.concatenate([ids, ends] if last else [ids]).astype(dtype).tobytes())
@@ -363,23 +363,23 @@ def _encode(source: Source, name: str, vocab_size: int, folder: Path, progress: 
     return {"source": source.name, "tokenizer": name, "dtype": dtype, "text_bytes": text_bytes}
 
 
-def _pieces(source: Source, split: str) -> Iterator[tuple[str, bool]]:
-    """The documents of a split in pieces, and whether a document ends with the piece."""
+def _chunks(source: Source, split: str) -> Iterator[tuple[str, bool]]:
+    """Yield the documents of a split in chunks, and whether a document ends with the chunk."""
     for document in source.document_parts(split):
-        last = ""  # empty documents still yield one (empty) piece
-        for number, piece in enumerate(split_text(document, _PIECE_CHARACTERS)):
+        last = ""  # empty documents still yield one (empty) chunk
+        for number, chunk in enumerate(split_text(document, _CHUNK_CHARACTERS)):
             if number:
                 yield last, False
-            last = piece
+            last = chunk
         yield last, True
 
 
-def _batches(pieces: Iterator[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
-    """Group pieces of about `_BATCH_CHARACTERS` characters together."""
+def _batches(chunks: Iterator[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
+    """Group chunks of about `_BATCH_CHARACTERS` characters together."""
     batch, size = [], 0
-    for piece in pieces:
-        batch.append(piece)
-        size += len(piece[0])
+    for chunk in chunks:
+        batch.append(chunk)
+        size += len(chunk[0])
         if size >= _BATCH_CHARACTERS:
             yield batch
             batch, size = [], 0

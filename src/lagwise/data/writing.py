@@ -19,11 +19,11 @@ from lagwise.files import saved_whole
 def write_rows(rows: Sequence[Mapping[str, Any]], file: IO[str]) -> None:
     """Write rows as .csv, with every column that any of them has, except series and images; lists of names as JSON."""
     names = dict.fromkeys(name for row in rows for name in row)
-    kept = [name for name in names if not any(_is_long(row.get(name)) for row in rows)]
-    writer = csv.DictWriter(file, fieldnames=kept, lineterminator="\n")
+    columns = [name for name in names if not any(_is_long(row.get(name)) for row in rows)]
+    writer = csv.DictWriter(file, fieldnames=columns, lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        cells = {name: row[name] for name in kept if name in row}
+        cells = {name: row[name] for name in columns if name in row}
         writer.writerow({k: json.dumps(v, ensure_ascii=False) if isinstance(v, list) else v for k, v in cells.items()})
 
 

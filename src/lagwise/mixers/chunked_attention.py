@@ -183,31 +183,31 @@ class ChunkedAttention(Derived):
     ) -> tuple[Tensor, ChunkState]:
         """Several tokens, with padding only before the first of a row."""
         n, seen, reach = query.shape[1], state.seen, _reach(state)
-        held = reach if isinstance(state.key, Tensor) else state.key.size
+        stored = reach if isinstance(state.key, Tensor) else state.key.size
         in_graph, chunk = isinstance(state.key, Tensor), reach // self.chunks
         before = reach - chunk  # tokens of the chunk before a token's own that it sees
         position = torch.arange(n, device=query.device)
         together = common(seen) if mask is None and not in_graph else None  # rows in step have seen equally many tokens
         if together is not None:
-            position, kept = position + together, min(held, together % chunk + before)
+            position, n_past = position + together, min(stored, together % chunk + before)
         else:
             start = seen if mask is None else seen - torch.where(mask.any(1), first_real(mask), n)
-            position, kept = position + start[:, None], reach if in_graph else min(held, reach - 1)
+            position, n_past = position + start[:, None], reach if in_graph else min(stored, reach - 1)
         query, key = self._by_head(query), self._by_head(key)
         if self.position == "rope":
             query, key = self._rotated(query, key, position, chunk)
-        keys, key_window = self._extended(state.key, _rows(key), kept, seen)
-        values, value_window = self._extended(state.value, value, kept, seen)
+        keys, key_window = self._extended(state.key, _rows(key), n_past, seen)
+        values, value_window = self._extended(state.value, value, n_past, seen)
         after = ChunkState(key_window, value_window, seen + (n if mask is None else mask.sum(1)))
-        position = torch.cat([position[..., :1] + torch.arange(-kept, 0, device=query.device), position], -1)
+        position = torch.cat([position[..., :1] + torch.arange(-n_past, 0, device=query.device), position], -1)
         bias = _nearest(self.derived().bias, reach) if in_graph else self._lag_bias(reach)
-        if in_graph or (kept and n <= chunk):
+        if in_graph or (n_past and n <= chunk):
             return _rows(self._few(query, keys, values, position, chunk, bias, together is not None)), after
         real = None
         if together is None:  # tokens before the chunks that a row's next token sees count as padding
             real = position >= ((seen // chunk * chunk - before).clamp(min=0))[:, None]
-        y = self._in_chunks(F.pad(query, (0, 0, kept, 0)), keys, values, chunk, bias, real)
-        return _rows(y[:, :, kept:]), after
+        y = self._in_chunks(F.pad(query, (0, 0, n_past, 0)), keys, values, chunk, bias, real)
+        return _rows(y[:, :, n_past:]), after
 
     def mix_token(self, query: Tensor, key: Tensor, value: Tensor, state: ChunkState) -> tuple[Tensor, ChunkState]:
         """`run` for one token of every row: a pure function of tensors (see `Mixer.mix_token`)."""
@@ -294,10 +294,10 @@ class ChunkedAttention(Derived):
         lags = torch.arange(1 - reach, reach, device=a.device)
         return (rotary(a.expand(-1, len(lags), -1), lags) * b).sum(-1)
 
-    def _extended(self, window: Window | Tensor, new: Tensor, kept: int, seen: Tensor) -> tuple[Tensor, Any]:
-        """The last ``kept`` tokens of the window and the new ones, ``(batch, heads, kept + n, size)``, and the window
-        after them."""
-        past = window.latest(kept) if isinstance(window, Window) else ordered(window, seen)
+    def _extended(self, window: Window | Tensor, new: Tensor, n_past: int, seen: Tensor) -> tuple[Tensor, Any]:
+        """The last ``n_past`` tokens of the window and the new ones, ``(batch, heads, n_past + n, size)``, and the
+        window after them."""
+        past = window.latest(n_past) if isinstance(window, Window) else ordered(window, seen)
         return self._by_head(torch.cat([past.to(new.dtype), new], 1)), extended(window, new, seen)
 
     def _by_head(self, rows: Tensor) -> Tensor:
@@ -385,19 +385,19 @@ def _chunks(shard: Shard, chunk: int, *, causal: bool, sliding: bool) -> tuple[l
     """The tokens of the chunks that each shard has a part of, in any row, and of those before if they slide; and this
     process's layout of them, where tokens of a chunk that begins before them count as padding. ValueError for padding
     between the tokens of a chunk."""
-    place = shard.positions()
+    position = shard.positions()
     if shard.whole.has_holes:
         raise ValueError("attention in chunks cannot be split between processes with padding between tokens of a text")
-    inside, spans = place.clamp(min=0) % chunk, []
+    inside, spans = position.clamp(min=0) % chunk, []
     for start, end in shard.spans:
         before, after = int(inside[:, start].max()), 0 if causal else int((chunk - 1 - inside[:, end - 1]).max())
         spans.append((max(0, start - before - chunk * sliding), min(shard.length, end + after)))
     start, end = spans[shard.rank]
     layout = shard.layout(start, end)
-    missing = (-place[:, start].clamp(min=0)) % chunk  # tokens until a chunk begins
+    missing = (-position[:, start].clamp(min=0)) % chunk  # tokens until a chunk begins
     if not bool(missing.any()):
         return spans, layout
-    index = torch.arange(end - start, device=place.device)
+    index = torch.arange(end - start, device=position.device)
     cut = index < missing[:, None]
     if (number := shard.documents) is not None:
         cut = cut & (number[:, start:end] == number[:, start : start + 1])

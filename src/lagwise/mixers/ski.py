@@ -13,7 +13,7 @@ from lagwise.kernels import LagKernel
 from lagwise.kernels.base import cached
 from lagwise.ops import Layout, SKIPlan, causal_ski_product, ski_product, toeplitz_product
 from lagwise.ops.constants import cached_tables, table_device
-from lagwise.ops.host import added, known_counts
+from lagwise.ops.host import added, read_counts
 from lagwise.ops.operation import traced
 from lagwise.ops.packing import move_rows, row_extents
 from lagwise.ops.ski import (
@@ -50,12 +50,12 @@ class SKIState(NamedTuple):
     Attributes:
         tail: the last ``width`` inputs, a window.
         nodes: inputs restricted to the nodes before each row's current cell, a ring ``(batch, capacity, channels)``:
-            one for every ``spacing`` tokens. The capacity grows with the text, up to ``most``.
+            one for every ``spacing`` tokens. The capacity grows with the text, up to ``max_nodes``.
         cell: the same for the nodes of the current cell, ``(batch, degree + 1, channels)``, to which tokens still add.
         far: contribution of the long part at these nodes, ``(batch, degree + 1, channels)``: constant within a cell.
         seen: tokens of each row, ``(batch,)``, from its first real one: rows need not be in step.
         plan: how the kernel is split in this stream.
-        most: nodes that the kernel reaches back, None for a kernel without end.
+        max_nodes: nodes that the kernel reaches back, None for a kernel without end.
     """
 
     tail: Window | Tensor
@@ -64,7 +64,7 @@ class SKIState(NamedTuple):
     far: Tensor
     seen: Tensor
     plan: SKIPlan
-    most: int | None
+    max_nodes: int | None
 
 
 class SKITaps(NamedTuple):
@@ -102,8 +102,8 @@ class CausalSKI:
         degree: int | None = None,
         tolerance: float | None = None,
     ):
-        given = zip(SKIPlan._fields, (spacing, width, degree), strict=True)
-        options = {name: value for name, value in given if value is not None}
+        pairs = zip(SKIPlan._fields, (spacing, width, degree), strict=True)
+        options = {name: value for name, value in pairs if value is not None}
         if tolerance is not None and options:
             name, value = next(iter(options.items()))
             raise ValueError(f"{name} has no effect on SKI beside a tolerance, got {value}")
@@ -161,7 +161,7 @@ class CausalSKI:
     def derive(self, kernel: LagKernel, form: str) -> SKITaps:
         """`Derived.derive`: for fixed shapes all coarse taps of a kernel that ends, otherwise the first ones."""
         plan = self.plan(kernel)
-        limit = self.most_nodes(kernel, plan)
+        limit = self.node_limit(kernel, plan)
         short, coarse = self.split(kernel, plan, limit if form != "eager" and limit else _FIRST_NODES)
         within = interpolation_matrix(plan.grid(plan.spacing)).to(short)
         return SKITaps(short.t().flip(0).contiguous(), coarse.t().contiguous(), within)
@@ -171,9 +171,9 @@ class CausalSKI:
         kernel, taps = mixer.kernel, mixer.derived(checked=True)
         spacing, count = taps.within.shape
         width, channels = taps.short.shape
-        limit = self.most_nodes(kernel, plan := SKIPlan(spacing, width, count - 1))
-        most = None if limit is None else limit - 1
-        zeros, capacity = taps.short.new_zeros, _capacity(len(taps.coarse) - 1, most)  # all that a graph may need
+        limit = self.node_limit(kernel, plan := SKIPlan(spacing, width, count - 1))
+        max_nodes = None if limit is None else limit - 1
+        zeros, capacity = taps.short.new_zeros, _capacity(len(taps.coarse) - 1, max_nodes)  # all that a graph may need
         return SKIState(
             tail=Window.empty(batch_size, channels, width, like=taps.short),
             nodes=zeros(batch_size, capacity, channels),
@@ -181,7 +181,7 @@ class CausalSKI:
             far=zeros(batch_size, count, channels),
             seen=zeros(batch_size, dtype=torch.long),
             plan=plan,
-            most=most,
+            max_nodes=max_nodes,
         )
 
     def mix_token(self, mixer: Any, x: Tensor, state: SKIState) -> tuple[Tensor, SKIState]:
@@ -192,7 +192,7 @@ class CausalSKI:
         """At the end of a cell its first node joins the ring, and the long part is
         computed for the next cell; in a graph, which has no branches, at every token."""
         (width, spacing), seen, token = (state.plan.width, state.plan.spacing), state.seen, x.to(taps.short.dtype)
-        counts = None if traced() else known_counts(seen)
+        counts = None if traced() else read_counts(seen)
         if kernel.max_length is not None and counts is not None:
             kernel.check_length(max(counts) + 1)
         tail = extended(state.tail, token[:, None], seen)
@@ -205,7 +205,7 @@ class CausalSKI:
             return y.to(x.dtype), after
         index, nodes = seen // spacing, state.nodes
         if counts is not None:
-            nodes = _grown(nodes, _capacity(max(counts) // spacing + 1, state.most))
+            nodes = _grown(nodes, _capacity(max(counts) // spacing + 1, state.max_nodes))
             met = nodes.shape[1] + cell.shape[1]
             taps = taps._replace(coarse=self._enough_coarse(kernel, state.plan, taps.coarse, met))
         # Write the node before it is complete: the node it replaces is out of the kernel's reach at the next cell.
@@ -248,10 +248,10 @@ class CausalSKI:
         past = past[:, max(0, past.shape[1] - plan.width + 1) :].to(new.dtype)
         near = convolution(torch.cat([past, new], 1), taps.short.t().flip(1), 0, "direct")[:, past.shape[1] :]
         after = state._replace(tail=extended(state.tail, new, state.seen), seen=seen)
-        cells, most, grid = ends // plan.spacing, furthest // plan.spacing, plan.grid(max(1, furthest))
-        cell = F.pad(restrict(moved(new, phase - skipped, grid.length), grid), (0, 0, 0, most + count - grid.nodes))
+        cells, last, grid = ends // plan.spacing, furthest // plan.spacing, plan.grid(max(1, furthest))
+        cell = F.pad(restrict(moved(new, phase - skipped, grid.length), grid), (0, 0, 0, last + count - grid.nodes))
         cell = cell + F.pad(state.cell, (0, 0, 0, cell.shape[1] - count))
-        if most == 0:  # the nodes before are not needed
+        if last == 0:  # the nodes before are not needed
             y = near + moved(prolong(state.far, grid), skipped - phase, length)
             return y.to(x.dtype), after._replace(cell=cell)
         before = min(max(counts) // plan.spacing, state.nodes.shape[1])
@@ -260,8 +260,8 @@ class CausalSKI:
         far = toeplitz_product(nodes, coarse.t()[:, : nodes.shape[1]])[:, before:]
         y = near + moved(prolong(far[:, : grid.nodes], grid), skipped - phase, length)
         # Each row's new cell goes to the end. Rows out of step change cells at other times.
-        capacity = _capacity(int(seen.max()) // plan.spacing, state.most)
-        nodes, far = (moved(t, most - cells, t.shape[1])[:, -count - capacity :] for t in (nodes, far))
+        capacity = _capacity(int(seen.max()) // plan.spacing, state.max_nodes)
+        nodes, far = (moved(t, last - cells, t.shape[1])[:, -count - capacity :] for t in (nodes, far))
         return y.to(x.dtype), after._replace(
             nodes=ring_of(nodes[:, :-count], capacity, seen // plan.spacing),
             cell=nodes[:, -count:].clone(),
@@ -277,7 +277,7 @@ class CausalSKI:
 
     def split(self, kernel: LagKernel, plan: SKIPlan, nodes: int) -> tuple[Tensor, Tensor]:
         """Short and coarse taps, for at least this many nodes or as many as the kernel reaches."""
-        limit = self.most_nodes(kernel, plan)
+        limit = self.node_limit(kernel, plan)
         if not symbolic(nodes):
             nodes = max(plan.short_nodes, min(nodes, limit) if limit else nodes)
         else:  # a few more than needed do no harm
@@ -288,14 +288,14 @@ class CausalSKI:
         short, coarse = values.split([plan.width, values.shape[1] - plan.width], dim=1)
         return split_kernel(short, coarse, plan)
 
-    def most_nodes(self, kernel: LagKernel, plan: SKIPlan) -> int | None:
+    def node_limit(self, kernel: LagKernel, plan: SKIPlan) -> int | None:
         """Coarse taps of the kernel that are not negligible, if it ends."""
         support = kernel.support
         return None if support is None else max(plan.short_nodes, -(-support // plan.spacing) + 1)
 
     def _enough_coarse(self, kernel: LagKernel, plan: SKIPlan, coarse: Tensor, nodes: int) -> Tensor:
         """Coarse taps for so many nodes or as many as the kernel reaches: the given ones if they suffice."""
-        limit = self.most_nodes(kernel, plan)
+        limit = self.node_limit(kernel, plan)
         if nodes <= len(coarse) or (limit is not None and limit <= len(coarse)):
             return coarse
         count = 2 ** (nodes - 1).bit_length()
@@ -311,10 +311,10 @@ def _split_lags(plan: SKIPlan, nodes: int) -> tuple[Tensor]:
     return (torch.cat([torch.arange(plan.width, device=device), coarse]),)
 
 
-def _capacity(nodes: int, most: int | None) -> int:
+def _capacity(nodes: int, max_nodes: int | None) -> int:
     """Capacity of a ring that holds so many nodes: a power of two, up to what the kernel reaches."""
     capacity = max(_FIRST_NODES, 1 << (nodes - 1).bit_length() if nodes > 1 else 1)
-    return capacity if most is None else min(capacity, most)
+    return capacity if max_nodes is None else min(capacity, max_nodes)
 
 
 def _grown(nodes: Tensor, capacity: int) -> Tensor:
@@ -378,9 +378,9 @@ class TwoSidedSKI:
             longest = x.shape[1]
         else:
             first, lengths, longest = layout.host.extents
-        most = (lambda nodes: nodes) if symbolic(longest) else (lambda nodes: min(nodes, longest))
-        rank = most(self._nodes(longest))
-        nodes = lengths.new_full(lengths.shape, most(self.rank))
+        at_most = (lambda nodes: nodes) if symbolic(longest) else (lambda nodes: min(nodes, longest))
+        rank = at_most(self._nodes(longest))
+        nodes = lengths.new_full(lengths.shape, at_most(self.rank))
         if self.spacing is not None:
             nodes = nodes.maximum(_nodes_apart(lengths, self.spacing))
         if torch.compiler.is_compiling():

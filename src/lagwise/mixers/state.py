@@ -201,7 +201,7 @@ def _eager(fixed: Any, like: Any, followers: Iterator[OnlineFollower], seen: Ten
 def _own_copy(tensor: Tensor, like: Tensor) -> Tensor:
     """A contiguous copy of a tensor of the state, which may be modified in place, in the type of another: a prompt read
     under autocast has others than those that steps are made for."""
-    fitting = all(size <= most for size, most in zip(tensor.shape[1:], like.shape[1:], strict=True))
+    fitting = all(size <= limit for size, limit in zip(tensor.shape[1:], like.shape[1:], strict=True))
     assert fitting, f"a state of {tuple(tensor.shape)} does not fit into {tuple(like.shape)}"
     return _filled(tensor, like.shape).to(like.device, like.dtype, copy=True).contiguous()
 

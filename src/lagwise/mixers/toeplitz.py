@@ -232,8 +232,8 @@ class ToeplitzMixer(Derived, Mixer):
         """Exchange the tokens within the kernel's support if these are fewer than all tokens of a share of the
         channels."""
         shard, support = layout.shard, self.kernel.support
-        most = 2 * shard.length * (shard.count - 1) // shard.count**2  # tokens that two all-to-alls send and receive
-        if self.ski is None and support is not None and support - 1 <= most:
+        sent = 2 * shard.length * (shard.count - 1) // shard.count**2  # tokens that two all-to-alls send and receive
+        if self.ski is None and support is not None and support - 1 <= sent:
             return shard.near(self._whole, x, support - 1, 0 if self.causal else support - 1)
         share = some_channels(self, *shard.share(self.channels))
         if isinstance(self.ski, CausalSKI):  # whose plan depends on all channels

@@ -28,7 +28,7 @@ _PRODUCTS = ("MatMul", "Gemm")
 def write_c(
     graph: Path,
     folder: Path,
-    given: np.ndarray,
+    examples: np.ndarray,
     expected: np.ndarray,
     limit: float,
     count: int,
@@ -41,7 +41,7 @@ def write_c(
     Args:
         graph: The step as an ONNX file: one input and its state, one output and the next state.
         folder: Folder for the files.
-        given: Inputs of consecutive steps, ``(steps, ...)``.
+        examples: Inputs of consecutive steps, ``(steps, ...)``.
         expected: Outputs for them, ``(steps, ...)``.
         limit: Largest difference of an output.
         count: Its `multiplications`.
@@ -59,21 +59,21 @@ def write_c(
     onnx = importlib.import_module("onnx")
     proto = onnx.load(graph)
     inputs, outputs = ([_declared(each) for each in part] for part in (proto.graph.input, proto.graph.output))
-    (kind, _, given_shape), (_, _, made_shape) = inputs[0], outputs[0]
+    (kind, _, input_shape), (_, _, output_shape) = inputs[0], outputs[0]
     states = [(kind, re.sub(r"\W", "_", name.replace("past.", "state_", 1)), shape) for kind, name, shape in inputs[1:]]
     generate(graph, folder / "step.c")
-    arguments = [_cast(f"const {kind}", given_shape, "inputs"), *(f"past->{name}" for _, name, _ in states)]
-    arguments += [_cast("float", made_shape, "outputs"), *(f"present->{name}" for _, name, _ in states)]
+    arguments = [_cast(f"const {kind}", input_shape, "inputs"), *(f"past->{name}" for _, name, _ in states)]
+    arguments += [_cast("float", output_shape, "outputs"), *(f"present->{name}" for _, name, _ in states)]
     wrapper = _template("step.c", kind=kind, arguments=", ".join(arguments))
     with open(folder / "step.c", "a", encoding="utf-8") as file:
         file.write(f"\n{wrapper}")
-    vector = {"given": _numbers(given[:_VECTOR]), "expected": _numbers(expected[:_VECTOR])}
-    text = _template("main.c", steps=min(_VECTOR, len(given)), limit=f"{limit:.3e}", kind=kind, **vector)
+    vector = {"given": _numbers(examples[:_VECTOR]), "expected": _numbers(expected[:_VECTOR])}
+    text = _template("main.c", steps=min(_VECTOR, len(examples)), limit=f"{limit:.3e}", kind=kind, **vector)
     (folder / "main.c").write_text(text, encoding="utf-8")
     figures: dict[str, Any] = {
         "state_bytes": 2 * sum(_BYTES[kind] * math.prod(shape) for kind, _, shape in states) + 8,
         "constant_bytes": sum(onnx.numpy_helper.to_array(each).nbytes for each in proto.graph.initializer),
-        "samples": given_shape[0],
+        "samples": input_shape[0],
         "multiplications": count,
     }
 
@@ -82,10 +82,10 @@ def write_c(
             "step.h",
             title=title,
             notes="\n".join(f" * {line}".rstrip() for line in (*notes, *more)),
-            inputs=math.prod(given_shape),
-            inputs_are=" x ".join(map(str, given_shape)),
-            outputs=math.prod(made_shape),
-            outputs_are=" x ".join(map(str, made_shape)),
+            inputs=math.prod(input_shape),
+            inputs_are=" x ".join(map(str, input_shape)),
+            outputs=math.prod(output_shape),
+            outputs_are=" x ".join(map(str, output_shape)),
             tensors="\n".join(f"    {kind} {name}{_axes(shape)};" for kind, name, shape in states),
             kind=kind,
         )
@@ -94,7 +94,7 @@ def write_c(
     write_header([])
     compiler = find_compiler()
     if compiler is not None:
-        figures |= _checked(compiler, folder, given, expected, limit)
+        figures |= _checked(compiler, folder, examples, expected, limit)
     write_header(["", *size_lines(figures)])
     return figures
 
@@ -149,15 +149,15 @@ def generate(graph: Path, code: Path) -> None:
 
 
 def _checked(
-    compiler: Sequence[str], folder: Path, given: np.ndarray, expected: np.ndarray, limit: float
+    compiler: Sequence[str], folder: Path, examples: np.ndarray, expected: np.ndarray, limit: float
 ) -> dict[str, Any]:
-    program, made = folder.resolve() / "check", folder / "step.o"
+    program, object_file = folder.resolve() / "check", folder / "step.o"
     flags = ["-std=c99", "-Os", "-fstack-usage"]
     try:
-        _run([*compiler, *flags, "-c", "step.c", "-o", made.name], folder)
-        _run([*compiler, *flags[:2], made.name, "main.c", "-lm", "-o", program.name], folder)
+        _run([*compiler, *flags, "-c", "step.c", "-o", object_file.name], folder)
+        _run([*compiler, *flags[:2], object_file.name, "main.c", "-lm", "-o", program.name], folder)
         _run([str(program)], folder)
-        raw = _run([str(program), "-"], folder, given.tobytes())
+        raw = _run([str(program), "-"], folder, examples.tobytes())
         outputs = np.frombuffer(raw, dtype=np.float32).reshape(expected.shape)
         difference = float(np.abs(outputs - expected).max())
         if not difference <= limit:
@@ -165,23 +165,23 @@ def _checked(
         figures: dict[str, Any] = {"difference": difference}
         reports = [path.read_text(encoding="utf-8") for path in folder.glob("*.su")]
         usage = [line.split("\t") for report in reports for line in report.splitlines()]
-        frames = {place.rpartition(":")[2]: int(size) for place, size, _ in usage}
+        frames = {location.rpartition(":")[2]: int(size) for location, size, _ in usage}
         if {"step", "step_graph"} <= frames.keys():
             inner = [size for name, size in frames.items() if name not in ("step", "step_graph")]
             figures["stack_bytes"] = frames["step"] + frames["step_graph"] + max(inner, default=0)
         try:
-            size = _run(["size", made.name], folder).decode().splitlines()[1].split()
+            size = _run(["size", object_file.name], folder).decode().splitlines()[1].split()
             figures["flash_bytes"] = int(size[0]) + int(size[1])
         except (OSError, ValueError, IndexError):  # binutils' program is missing, or another one has its name
             pass
         return figures
     finally:
-        for path in (program, made, *folder.glob("*.su")):
+        for path in (program, object_file, *folder.glob("*.su")):
             path.unlink(missing_ok=True)
 
 
-def _run(command: Sequence[str], folder: Path, given: bytes = b"") -> bytes:
-    done = subprocess.run(command, cwd=folder, input=given, capture_output=True, timeout=_SECONDS)
+def _run(command: Sequence[str], folder: Path, stdin: bytes = b"") -> bytes:
+    done = subprocess.run(command, cwd=folder, input=stdin, capture_output=True, timeout=_SECONDS)
     if done.returncode:
         said = " ".join((done.stderr or done.stdout).decode(errors="replace").split())[:_LONGEST_MESSAGE]
         raise ValueError(f"{Path(command[0]).name} failed for the generated C code ({said})")

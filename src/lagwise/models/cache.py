@@ -204,13 +204,13 @@ class StreamingCache(Cache):
         """
         target = tokens_to_remove if tokens_to_remove > 0 else self.seen + tokens_to_remove
         if target < self.seen:
-            kept = [earlier for earlier in self.past or () if earlier.seen <= target]
-            if not kept:
+            candidates = [earlier for earlier in self.past or () if earlier.seen <= target]
+            if not candidates:
                 raise ValueError(
                     "a streaming state cannot be rolled back unless it was recorded; keep the earlier cache (`copy`) "
                     "and branch from it"
                 )
-            vars(self).update({**vars(kept[-1]), "past": self.past})
+            vars(self).update({**vars(candidates[-1]), "past": self.past})
         if self.past is not None:
             self.past.clear()
 

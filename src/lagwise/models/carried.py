@@ -28,25 +28,25 @@ class CarriedStates:
         ValueError: For a model whose state grows with the text, or that takes texts up to a length only.
     """
 
-    def __init__(self, model: Any, what: str, *, changes: bool):
+    def __init__(self, model: Any, who: str, *, changes: bool):
         self.model, self.changes = model, changes
-        self.held: dict[int, StreamingCache] = {}
+        self.caches: dict[int, StreamingCache] = {}
         for part in model.modules():
             if isinstance(part, Mixer) and (part.grows or not part.streams):
                 raise ValueError(
-                    f"{what} needs states of constant size, and {type(part).__name__} has none: its state grows with "
+                    f"{who} needs states of constant size, and {type(part).__name__} has none: its state grows with "
                     "the text, or there is none"
                 )
         if model.length_limit is not None:
             raise ValueError(
-                f"{what} needs a model of texts of any length, and this one takes at most {model.length_limit} tokens"
+                f"{who} needs a model of texts of any length, and this one takes at most {model.length_limit} tokens"
             )
 
     def before(self, stream: int) -> StreamingCache:
         """Make the cache for the next chunk of a stream, empty if there was none."""
-        if stream not in self.held:
+        if stream not in self.caches:
             return self.model.model.new_cache()
-        cache = self.held[stream].copy()
+        cache = self.caches[stream].copy()
         if self.changes:
             parts = self.model.model.streamed
             cache.states = [renewed(state, part.init_state(1)) for state, part in zip(cache.states, parts, strict=True)]
@@ -55,35 +55,35 @@ class CarriedStates:
     def after(self, stream: int, cache: Any) -> None:
         """Keep a stream's cache, which `before` made, with the states that the model has left in it."""
         cache.states = [detached(state) for state in cache.states]
-        self.held[stream] = cache
+        self.caches[stream] = cache
 
     @torch.no_grad()
     def tensors(self) -> dict[str, Tensor]:
         """The states with fixed shapes, by name. Continues from this form, whose rounding may differ: what is restored
         then has the same states."""
         tensors = {}
-        for stream, cache in self.held.items():
+        for stream, cache in self.caches.items():
             fixed = tuple(fixed_state(*pair)[0] for pair in zip(cache.states, self._start(), strict=True))
             tokens = {name: value for name in _TOKEN_ATTRIBUTES if (value := getattr(cache, name)) is not None}
-            self.held[stream] = self._cache(fixed, tokens)
-            found = {**dict(named_tensors(fixed)), **tokens}
-            tensors |= {f"{stream}:{name}": tensor.contiguous() for name, tensor in found.items()}
+            self.caches[stream] = self._cache(fixed, tokens)
+            by_name = {**dict(named_tensors(fixed)), **tokens}
+            tensors |= {f"{stream}:{name}": tensor.contiguous() for name, tensor in by_name.items()}
         return tensors
 
     @torch.no_grad()
-    def restore(self, found: Mapping[str, Tensor]) -> None:
+    def restore(self, saved: Mapping[str, Tensor]) -> None:
         """Continue from `tensors`. ValueError if they are not those of this model."""
         streams: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in found.items():
+        for name, tensor in saved.items():
             stream, _, rest = name.partition(":")
             streams.setdefault(int(stream), {})[rest] = tensor
-        self.held, like = {}, self._start()
-        wanted = dict(named_tensors(like))
+        self.caches, like = {}, self._start()
+        expected = dict(named_tensors(like))
         for number, tensors in streams.items():
-            own = [tensors[name] for name in wanted if name in tensors]
-            if [t.shape for t in own] != [t.shape for t in wanted.values()]:
+            own = [tensors[name] for name in expected if name in tensors]
+            if [t.shape for t in own] != [t.shape for t in expected.values()]:
                 raise ValueError("these states are of another model")
-            self.held[number] = self._cache(rebuilt(like, iter(own)), tensors)
+            self.caches[number] = self._cache(rebuilt(like, iter(own)), tensors)
 
     def _start(self) -> tuple[Any, ...]:
         return tuple(fixed_start(part.init_state(1)) for part in self.model.model.streamed)

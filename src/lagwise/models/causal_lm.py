@@ -125,9 +125,9 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         **kwargs: Any,
     ) -> Any:
         """Generate as in transformers; the cache is accepted by either name. ValueError for a cache_implementation."""
-        asked = [kwargs.get("cache_implementation")]
-        asked += [getattr(each, "cache_implementation", None) for each in (generation_config, self.generation_config)]
-        if name := next((name for name in asked if name not in _CACHE_IMPLEMENTATIONS), None):
+        names = [kwargs.get("cache_implementation")]
+        names += [getattr(each, "cache_implementation", None) for each in (generation_config, self.generation_config)]
+        if name := next((name for name in names if name not in _CACHE_IMPLEMENTATIONS), None):
             raise ValueError(
                 f"cache_implementation={name!r} is not supported: a lagwise model generates with a StreamingCache; "
                 "leave it out, and call model.compile_step() first for compiled code of fixed shapes"
@@ -231,12 +231,12 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
                 if isinstance(value, Tensor) and value.dim() > 1:
                     value = value[row : row + 1] if len(value) == batch else value
                     own[name] = value[:, real] if value.shape[1] == length else value
-            place = real.any()[None] if keep == 1 else real[-keep:]
-            kept = int(place.sum())
-            logits = torch.zeros(len(place), self.config.vocab_size, dtype=self.dtype, device=self.device)
+            scored = real.any()[None] if keep == 1 else real[-keep:]
+            count = int(scored.sum())
+            logits = torch.zeros(len(scored), self.config.vocab_size, dtype=self.dtype, device=self.device)
             if real.any():
-                new = self(**own, logits_to_keep=max(1, kept) if keep else 0).logits[0, -kept or len(real) :]
-                logits = logits.index_put((place.nonzero()[:, 0],), new.to(self.dtype))  # autocast has another type
+                new = self(**own, logits_to_keep=max(1, count) if keep else 0).logits[0, -count or len(real) :]
+                logits = logits.index_put((scored.nonzero()[:, 0],), new.to(self.dtype))  # autocast has another type
             shown.append(logits)
         if cache is not None:
             cache.seen += length

@@ -16,7 +16,7 @@ from lagwise.models.configuration import PAIRS, LagwiseConfig
 from lagwise.models.embeddings import filled
 from lagwise.models.heads import Head
 from lagwise.models.linear.convolutions import ConvolutionState
-from lagwise.models.linear.modeling import LinearModel, linear_logits, made_features
+from lagwise.models.linear.modeling import LinearModel, build_features, linear_logits
 from lagwise.models.modeling import LagwiseModelOutput
 from lagwise.models.pooling import pool, pool_pairs, pooled_size
 from lagwise.ops.operation import exporting, traced
@@ -43,7 +43,7 @@ class Wide(nn.Module):
     def __init__(self, config: LagwiseConfig):
         super().__init__()
         inputs = config.input_options
-        self.features = made_features(config.input_name, inputs, config.vocab_size, config.wide or {})
+        self.features = build_features(config.input_name, inputs, config.vocab_size, config.wide or {})
         self.stride: int = inputs.get("stride", 1)
         self.reads_types: bool = getattr(self.features, "pairs", False)
         self.linear = nn.Linear(self.features.size, check_integer("num_labels", config.num_labels))

@@ -74,8 +74,8 @@ def recurrent_form(
     config.block = _with_kernel(config.block or {"name": "prenorm"}, {"name": "modal", "modes": modes})
     converted = type(model)(config).to(device=model.device, dtype=model.dtype)
     kernels = tuple(f"{name}.kernel." for name in mixers)
-    kept = {key: value for key, value in model.state_dict().items() if not key.startswith(kernels)}
-    missing, unexpected = converted.load_state_dict(kept, strict=False)
+    weights = {key: value for key, value in model.state_dict().items() if not key.startswith(kernels)}
+    missing, unexpected = converted.load_state_dict(weights, strict=False)
     assert not unexpected, unexpected
     assert all(key.startswith(kernels) for key in missing), missing
     for name, reduction in reductions.items():

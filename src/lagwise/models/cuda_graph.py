@@ -119,14 +119,14 @@ class _Outside(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.tensors: dict[int, Tensor] = {}
-        self._made: set[int] = set()
+        self._created: set[int] = set()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for address, tensor in _addresses((args, kwargs)):
-            if address not in self._made:
+            if address not in self._created:
                 self.tensors.setdefault(address, tensor)
         result = function(*args, **(kwargs or {}))
-        self._made.update(address for address, _ in _addresses(result) if address not in self.tensors)
+        self._created.update(address for address, _ in _addresses(result) if address not in self.tensors)
         return result
 
 

@@ -133,10 +133,10 @@ class ValueInput(nn.Linear):
     def _rows(self, x: Tensor, mask: Tensor | None) -> Tensor:
         x = self.values(x)
         x = x.to(torch.promote_types(x.dtype, torch.float32))
-        known = ~x.isnan() & filled(x, mask, self.stride)[..., None]
-        count = known.sum(1, keepdim=True).clamp(min=1)
-        mean = x.masked_fill(~known, 0).sum(1, keepdim=True) / count
-        centred = (x - mean).masked_fill(~known, 0)
+        present = ~x.isnan() & filled(x, mask, self.stride)[..., None]
+        count = present.sum(1, keepdim=True).clamp(min=1)
+        mean = x.masked_fill(~present, 0).sum(1, keepdim=True) / count
+        centred = (x - mean).masked_fill(~present, 0)
         std = (centred.square().sum(1, keepdim=True) / count).sqrt()
         std = std + _ROUNDING * mean.abs() + torch.finfo(x.dtype).tiny
         usual = x.new_ones(x.shape[-1]) if self.std is None else x.new_tensor(self.std)
@@ -251,11 +251,11 @@ def standardised(x: Tensor, mean: list[float] | None, std: list[float] | None) -
     return x if std is None else x / x.new_tensor(std)
 
 
-def check_scale(count: int, mean: list[float] | None, std: list[float] | None, what: str, prefix: str = "") -> None:
+def check_scale(count: int, mean: list[float] | None, std: list[float] | None, noun: str, prefix: str = "") -> None:
     """ValueError unless mean and std, where given, have a number for each feature, and std positive ones."""
     for name, values in (("mean", mean), ("std", std)):
         if values is not None and len(values) != count:
-            raise ValueError(f"{prefix}{name} must have a number for each of {count} {what}, got {values}")
+            raise ValueError(f"{prefix}{name} must have a number for each of {count} {noun}, got {values}")
     if std is not None and min(std) <= 0:
         raise ValueError(f"{prefix}std must be greater than 0, got {std}")
 

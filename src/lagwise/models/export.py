@@ -45,8 +45,8 @@ def require_format(format: str) -> None:
     if format in ("onnx", "c"):
         require("export", "an ONNX file" if format == "onnx" else "C code, which is made of an ONNX file,")
     if format in ("c", "executorch"):
-        module, what = ("emx_onnx_cgen", "C code") if format == "c" else ("executorch", "a file of ExecuTorch")
-        require("chip" if format == "c" else "executorch", what, module)
+        module, purpose = ("emx_onnx_cgen", "C code") if format == "c" else ("executorch", "a file of ExecuTorch")
+        require("chip" if format == "c" else "executorch", purpose, module)
 
 
 def export_step(model: Any, path: Path) -> dict[str, Any]:
@@ -70,16 +70,16 @@ def export_step(model: Any, path: Path) -> dict[str, Any]:
     """
     step: Any = step_of(model)
     state = step.start(1)
-    given, expected = stream_example(model, step)
+    examples, expected = stream_example(model, step)
     named = ("token", "logits") if isinstance(model, LagwiseForCausalLM) else ("samples", step.output)
     inputs = [named[0], *(f"past.{key}" for key in state)]
     outputs = [named[1], *(f"present.{key}" for key in state)]
-    write_program(torch.export.export(step, (given[0], state), strict=False), path, inputs, outputs)
+    write_program(torch.export.export(step, (examples[0], state), strict=False), path, inputs, outputs)
     run = ExportedStep(path, state)
-    made = torch.stack([run(each).reshape(expected.shape[1:]) for each in given])
+    exported = torch.stack([run(each).reshape(expected.shape[1:]) for each in examples])
     return {
         "states": {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in state.items()},
-        **_checked(path, given.numel(), [_difference(made, expected)], TOLERANCE),
+        **_checked(path, examples.numel(), [_difference(exported, expected)], TOLERANCE),
     }
 
 
@@ -125,13 +125,13 @@ def export_c(
         integers: The step in 8-bit integers, an ONNX file that is written instead; the code is compared with it.
     """
     step = step_of(model)
-    given, expected = stream_example(model, step)
+    examples, expected = stream_example(model, step)
     limit = TOLERANCE
     if integers is not None:
         run = ExportedStep(integers, step.start(1))
-        expected, limit = torch.stack([run(each).reshape(expected.shape[1:]) for each in given]), INTEGER_TOLERANCE
+        expected, limit = torch.stack([run(each).reshape(expected.shape[1:]) for each in examples]), INTEGER_TOLERANCE
     limit *= float(expected.abs().max())
-    tensors, count = (given.numpy(), expected.numpy()), multiplications(graph)
+    tensors, count = (examples.numpy(), expected.numpy()), multiplications(graph)
     written = write_c(integers or graph, graph.parent, *tensors, limit, count, title, notes)
     graph.unlink()
     return {"states": figures["states"], "checked_tokens": figures["checked_tokens"], **written}

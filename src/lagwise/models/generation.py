@@ -26,7 +26,7 @@ PLAIN_STOP = ("\nuser:",)  # a model that was not trained on conversations would
 MAX_NEW_TOKENS = 10**9
 PREFILL = 4096  # prompt tokens processed at a time, so that memory does not grow with the prompt
 _MIN_TEMPERATURE = 1e-6  # logits divided by less could overflow
-_PIECE = 1 << 16  # characters of a prompt encoded at a time: an encoding takes hundreds of bytes per token
+_CHUNK_CHARACTERS = 1 << 16  # characters of a prompt encoded at a time: an encoding takes hundreds of bytes per token
 _CONTEXT = 8  # tokens decoded before a new one, since the space between them depends on both
 _MAX_CHARACTER_TOKENS = 8  # longer sequences without a whole character are invalid
 _encoding = threading.Lock()  # `split_special_tokens` changes the state of a tokenizer
@@ -112,7 +112,7 @@ def generate_text(
         writer.end(report)
         raise
     writer.end(report)
-    return "".join(writer.pieces)
+    return "".join(writer.texts)
 
 
 @torch.inference_mode()
@@ -182,7 +182,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, *, special: b
             f"the prompt has half of a UTF-16 pair at character {error.start} ({prompt[error.start]!a}), which is "
             "no text; remove it"
         ) from error
-    parts = [torch.from_numpy(ids) for ids in encoded_pieces(tokenizer, prompt, special=special)]
+    parts = [torch.from_numpy(ids) for ids in encoded_chunks(tokenizer, prompt, special=special)]
     if any(map(len, parts)):
         return parts
     start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
@@ -191,20 +191,20 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, *, special: b
     return [torch.tensor([start], device="cpu")]  # the end of text separates documents, so a document begins after it
 
 
-def encoded_pieces(
+def encoded_chunks(
     tokenizer: PreTrainedTokenizerBase, text: str | Iterable[str], *, special: bool = False
 ) -> Iterator[np.ndarray]:
-    """Token ids of a text of any length, which may be given in parts, a piece at a time. special: as in
+    """Yield token ids of a text of any length, which may come in parts, a chunk at a time. special: as in
     `encode_prompt`. ValueError for a text that the tokenizer cannot encode."""
     options = {"add_special_tokens": False, "return_attention_mask": False, "split_special_tokens": not special}
-    for piece in split_text(text, _PIECE):
+    for chunk in split_text(text, _CHUNK_CHARACTERS):
         try:
             with _encoding:
-                encoded: Any = tokenizer(piece, **options)
+                encoded: Any = tokenizer(chunk, **options)
         except Exception as error:  # tokenizers raises no narrower type
             words = ", ".join(sorted(tokenizer.get_vocab())[:20])
             raise ValueError(
-                f"the text {_shortened(piece)!r} cannot be encoded: {error} (the tokenizer knows {words} ...)"
+                f"the text {_shortened(chunk)!r} cannot be encoded: {error} (the tokenizer knows {words} ...)"
             ) from error
         yield np.asarray(encoded["input_ids"], dtype=np.int64)
 
@@ -272,7 +272,7 @@ class TextWriter:
         write: Callable[[str], None] | None,
     ):
         self.tokenizer, self.stop, self.write = tokenizer, stop, write
-        self.pieces: list[str] = []
+        self.texts: list[str] = []
         self.prompt, self.echo = prompt, echo
         self.old: list[int] = []  # the last tokens whose text is complete
         self.new: list[int] = []  # the tokens after them
@@ -340,6 +340,6 @@ class TextWriter:
 
     def _hand_on(self, text: str) -> None:
         if text:
-            self.pieces.append(text)
+            self.texts.append(text)
             if self.write is not None:
                 self.write(text)

@@ -105,5 +105,5 @@ def run_streamed(
 def _some_rows(x: Tensor, y: Tensor, drop: float) -> Tensor:
     """The block's output, with a share ``drop`` of the rows unchanged and the block's contribution to the others scaled
     up, so that the mean stays the same."""
-    kept = x.new_empty(x.shape[0], 1, 1).bernoulli_(1 - drop) / (1 - drop)
-    return x + kept * (y - x)
+    scale = x.new_empty(x.shape[0], 1, 1).bernoulli_(1 - drop) / (1 - drop)
+    return x + scale * (y - x)

@@ -243,7 +243,7 @@ def check_weights(folder: Path, model: nn.Module | None = None) -> None:
         "of another kind of number": {name for name in own.keys() & saved.keys() if own[name][1] != saved[name][1]},
     }
     if any(wrong.values()):
-        what = "; ".join(f"{kind}: {', '.join(sorted(names)[:3])}" for kind, names in wrong.items() if names)
+        differences = "; ".join(f"{kind}: {', '.join(sorted(names)[:3])}" for kind, names in wrong.items() if names)
         raise ValueError(
-            f"the weights in {str(folder)!r} do not fit its configuration ({what}); another lagwise version?"
+            f"the weights in {str(folder)!r} do not fit its configuration ({differences}); another lagwise version?"
         )

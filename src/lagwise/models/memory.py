@@ -46,10 +46,10 @@ def check_memory(model_class: Any, config: LagwiseConfig, *, training: bool, sha
     """ValueError if the weights (and in training their gradients and AdamW's moments) exceed the machine's memory.
     shares: processes between which they are divided."""
     parameters = parameter_count(model_class, config)
-    what = f"a model of {parameters:,} parameters takes {{}} of memory" + (" to train" if training else "")
+    message = f"a model of {parameters:,} parameters takes {{}} of memory" + (" to train" if training else "")
     _compare(
         parameters * (_TRAINED_BYTES if training else _FLOAT_BYTES) // shares,
-        what + (f" in each of {shares} processes" if shares > 1 else ""),
+        message + (f" in each of {shares} processes" if shares > 1 else ""),
         "make model.hidden_size, model.vocab_size, model.ngram_buckets, model.num_hidden_layers or an option of "
         "model.block smaller",
     )
@@ -64,10 +64,10 @@ def check_step_memory(
     all logits."""
     if config.input_name == "patches":
         length //= patch_side(config) ** 2
-    kept = 1 if checkpointing else 2  # a block's input, and the output of its norm
+    per_layer = 1 if checkpointing else 2  # a block's input, and the output of its norm
     all_logits = issubclass(model_class, GenerationMixin) and (float16 or not chunks_logits(config))
     logits = 2 * config.vocab_size if all_logits else 0
-    values = kept * config.num_hidden_layers * config.hidden_size + logits
+    values = per_layer * config.num_hidden_layers * config.hidden_size + logits
     _compare(
         rows * length * values * _FLOAT_BYTES,
         f"a step of {rows} sequences of {length} tokens takes more than {{}} of memory",
@@ -86,11 +86,11 @@ def check_images_memory(images: int, channels: int, height: int, width: int) -> 
     )
 
 
-def _compare(needed: int, what: str, advice: str, available: float | None = None) -> None:
+def _compare(needed: int, message: str, advice: str, available: float | None = None) -> None:
     available = available_memory() if available is None else available
     if needed > available:
         size = f"{needed / 1e9:,.1f} GB"
-        raise ValueError(f"{what.format(size)}, of which there is {available / 1e9:,.1f} GB; {advice}")
+        raise ValueError(f"{message.format(size)}, of which there is {available / 1e9:,.1f} GB; {advice}")
 
 
 @contextmanager

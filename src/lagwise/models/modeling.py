@@ -391,11 +391,11 @@ class LagwiseModel(LagwisePreTrainedModel):
         h = self._with_context(self._with_positions(h, layout, cache), ids, layout, cache)
         if self.embed_types is not None:
             h = h + self.embed_types(h.new_zeros(1, dtype=torch.long) if types is None else types)  # 0 as in BERT
-        h, kept, compiled = self.dropout(h), None, self._layers_are_compiled()
+        h, positions, compiled = self.dropout(h), None, self._layers_are_compiled()
         whole = not (self.training and self.config.stochastic_depth)  # which drops whole rows
         if whole and cache is None and not traced() and not compiled and layout.compact is not None:
-            kept, layout = layout.compact
-            h = h.flatten(0, 1).index_select(0, kept)[None]
+            positions, layout = layout.compact
+            h = h.flatten(0, 1).index_select(0, positions)[None]
         if layout.seq_idx is not None and layout.shard is None and (in_graph() or compiled):
             layout.group_for_graphs()
         states = []
@@ -408,9 +408,9 @@ class LagwiseModel(LagwisePreTrainedModel):
             states.append(run_streamed(self.norm, h, layout, cached, self._norm_offloaded))
         else:
             states.append(normed(self.norm, h, layout.mask))
-        if kept is None:
+        if positions is None:
             return states
-        apart = [h.new_zeros(batch * length, channels).index_copy(0, kept, h[0]) for h in states]
+        apart = [h.new_zeros(batch * length, channels).index_copy(0, positions, h[0]) for h in states]
         return [h.unflatten(0, (batch, length)) for h in apart]
 
     def _embed(

@@ -95,9 +95,9 @@ class LagwiseForPrediction(Head):
         forecast = forecast.to(kind).unflatten(0, (past_values.shape[0], -1)).transpose(1, 2) * scale + rest
         loss = None
         if future_values is not None:
-            known = ~future_values.isnan()
-            errors = (forecast - (future_values - rough)).masked_fill(~known, 0).square()
-            loss = errors.sum() / (known.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
+            present = ~future_values.isnan()
+            errors = (forecast - (future_values - rough)).masked_fill(~present, 0).square()
+            loss = errors.sum() / (present.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
         return LagwisePredictionOutput(
             loss=loss,
             prediction_outputs=forecast + rough,

@@ -16,28 +16,28 @@ def set_rate(model: Any, config: Any) -> None:
             part.token_time = 1 / config.rate
 
 
-def require_rate(what: str, model: Any, config: Any) -> None:
-    """ValueError, about ``what``, if a part of a backbone counts samples, so that it has one rate."""
+def require_rate(who: str, model: Any, config: Any) -> None:
+    """ValueError, about ``who``, if a part of a backbone counts samples, so that it has one rate."""
     if config.input_name != "values":
-        raise ValueError(f"{what} needs inputs 'values', as a rate is that of samples, got {config.inputs!r}")
+        raise ValueError(f"{who} needs inputs 'values', as a rate is that of samples, got {config.inputs!r}")
     stride = model.embed_tokens.stride
     if model.embed_tokens.timed:
-        raise ValueError(f"{what} is not for a model of samples with times, which tell their rate")
+        raise ValueError(f"{who} is not for a model of samples with times, which tell their rate")
     if stride != 1:
         raise ValueError(
-            f"{what} needs a model with a stride of 1: this one reads {stride} samples at once, by filters for the "
+            f"{who} needs a model with a stride of 1: this one reads {stride} samples at once, by filters for the "
             "rate of training; resample its inputs"
         )
-    _check_positions(what, config)
+    _check_positions(who, config)
     for name, part in model.named_modules():
         if isinstance(part, ChunkedAttention) or (isinstance(part, Mixer | LagKernel) and not part.any_rate):
             raise ValueError(
-                f"{what} needs mixers and kernels in continuous time, such as s4d, dss, s5, lru, cema and ema, but "
+                f"{who} needs mixers and kernels in continuous time, such as s4d, dss, s5, lru, cema and ema, but "
                 f"{name} is a {type(part).__name__}, which counts samples; resample its inputs"
             )
     if config.wide is not None:
         raise ValueError(
-            f"{what} is not for a model with a map of convolutions beside its layers, which count samples; resample "
+            f"{who} is not for a model with a map of convolutions beside its layers, which count samples; resample "
             "its inputs, or train without the map (task.wide=false)"
         )
 
@@ -55,6 +55,6 @@ def require_times(model: Any, config: Any) -> None:
             part.require_times()
 
 
-def _check_positions(what: str, config: Any) -> None:
+def _check_positions(who: str, config: Any) -> None:
     if (kind := config.position_embedding) != "none":
-        raise ValueError(f"{what} needs position_embedding 'none', as others count samples, got {kind!r}")
+        raise ValueError(f"{who} needs position_embedding 'none', as others count samples, got {kind!r}")

@@ -161,12 +161,12 @@ class StreamingSession:
     def drop(self, *handles: int) -> None:
         """Remove sequences and free their memory. A ValueError names the handle if one is unknown."""
         self._require_live(handles)
-        kept = [row for row, handle in enumerate(self._seen) if handle not in handles]
-        if len(kept) == len(self._seen):
+        remaining = [row for row, handle in enumerate(self._seen) if handle not in handles]
+        if len(remaining) == len(self._seen):
             return
         caches = []
-        if kept:
-            rows = torch.tensor(kept, device=self._logits.device)
+        if remaining:
+            rows = torch.tensor(remaining, device=self._logits.device)
             cache = self._joined()
             caches = [cache if cache.stream is not None else cache.copy()]  # as in `step`
             caches[0].batch_select_indices(rows)

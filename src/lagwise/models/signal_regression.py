@@ -199,8 +199,8 @@ class LagwiseForSignalRegression(Head):
             causal=config.causal,
         )
         if (config.rate != 1 or inputs.timed) and (self.outputs.delay or self.outputs.window):
-            what = "samples with times of their own need" if inputs.timed else f"rate {config.rate:g} needs"
-            raise ValueError(f"{what} outputs without a delay and a window, which count samples")
+            subject = "samples with times of their own need" if inputs.timed else f"rate {config.rate:g} needs"
+            raise ValueError(f"{subject} outputs without a delay and a window, which count samples")
         self.post_init()
 
     @torch.no_grad()
@@ -224,11 +224,11 @@ class LagwiseForSignalRegression(Head):
         if labels is not None:
             if labels.shape != y.shape:
                 raise ValueError(f"labels must be {tuple(y.shape)}, got {tuple(labels.shape)}")
-            known = ~labels.isnan()
-            errors = (y - labels).masked_fill(~known, 0)
+            present = ~labels.isnan()
+            errors = (y - labels).masked_fill(~present, 0)
             if self.outputs.std is not None:
                 errors = errors / errors.new_tensor(self.outputs.std)
-            loss = errors.square().sum() / known.sum().clamp(min=1)
+            loss = errors.square().sum() / present.sum().clamp(min=1)
         return LagwiseSignalOutput(loss=loss, regression_outputs=y, hidden_states=out.hidden_states)
 
     def answer(

@@ -34,7 +34,7 @@ class SignalStream:
     """
 
     #: noun used in error messages
-    what: ClassVar[str]
+    noun: ClassVar[str]
     #: whether samples may be missing (NaN), also for a model that was not trained with gaps
     takes_gaps: bool = False
     #: numbers of an output
@@ -47,7 +47,7 @@ class SignalStream:
             raise ValueError("only causal models stream; this one has causal=False")
         if model.config.input_name != "values":
             raise ValueError(f"the model must read real values, this one reads {model.config.input_name}")
-        require_loaded(model, self.what)
+        require_loaded(model, self.noun)
         if model.training:
             raise ValueError("the model is in training mode; call model.eval() first")
         if model.length_limit is not None:
@@ -174,7 +174,7 @@ class StreamingClassifier(SignalStream):
     torch.Size([5, 3])
     """
 
-    what = "a streaming classifier"
+    noun = "a streaming classifier"
 
     def __init__(self, model: Any, *, chunk: int = 4096):
         if not isinstance(model, LagwiseForTokenClassification | LagwiseForSequenceClassification | LinearModel):
@@ -258,7 +258,7 @@ class StreamingRegressor(SignalStream):
             length.
     """
 
-    what = "a streaming regressor"
+    noun = "a streaming regressor"
     takes_gaps = True
 
     def __init__(self, model: Any, *, chunk: int = 4096):

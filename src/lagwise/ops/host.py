@@ -11,13 +11,13 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from lagwise.ops.constants import moved
 
 # Copies on the CPU of tensors on another device that nothing changes.
-_known = WeakTensorKeyDictionary()
+_host_copies = WeakTensorKeyDictionary()
 
 
 def on_host(*tensors: Tensor | None) -> list[Tensor | None]:
     """Booleans and integers on the CPU, by one copy of those whose values the host does not know."""
     present = [t for t in tensors if t is not None]
-    new = [t for t in present if t.device.type != "cpu" and t not in _known]
+    new = [t for t in present if t.device.type != "cpu" and t not in _host_copies]
     flat = torch.cat([t.flatten().long() for t in new]).cpu() if new else None
     copies = iter(() if flat is None else flat.split([t.numel() for t in new]))
     results: list[Tensor | None] = []
@@ -25,42 +25,42 @@ def on_host(*tensors: Tensor | None) -> list[Tensor | None]:
         if t is None or t.device.type == "cpu":
             results.append(t)
         else:
-            results.append(_known[t] if t in _known else next(copies).view(t.shape).to(t.dtype))
+            results.append(_host_copies[t] if t in _host_copies else next(copies).view(t.shape).to(t.dtype))
     return results
 
 
 def on_device(tensors: Sequence[Tensor | None], device: torch.device) -> list[Tensor | None]:
     """Booleans and integers of the CPU on a device, by one copy, for which the host does not wait. Nothing will change
-    them, so that the host knows them (`known_on_host`)."""
+    them, so that the host knows them (`note_host_copy`)."""
     present = [t for t in tensors if t is not None]
     if not present or device.type == "cpu":
         return list(tensors)
     flat = torch.cat([t.flatten().long() for t in present])
     parts = iter(moved(flat, device).split([t.numel() for t in present]))
-    return [None if t is None else known_on_host(next(parts).view(t.shape).to(t.dtype), t) for t in tensors]
+    return [None if t is None else note_host_copy(next(parts).view(t.shape).to(t.dtype), t) for t in tensors]
 
 
-def known_counts(counts: Tensor) -> list[int]:
-    """Numbers of tokens ``(batch,)``, which nothing will change: the host reads them once."""
+def read_counts(counts: Tensor) -> list[int]:
+    """Read numbers of tokens ``(batch,)``, which nothing will change: the host reads them once."""
     (here,) = on_host(counts)
     assert here is not None
-    known_on_host(counts, here)
+    note_host_copy(counts, here)
     return here.tolist()
 
 
 def host_knows(tensor: Tensor) -> bool:
-    """Whether `known_on_host` or `known_counts` has noted the values of a tensor on a device."""
-    return tensor in _known
+    """Whether `note_host_copy` or `read_counts` has noted the values of a tensor on a device."""
+    return tensor in _host_copies
 
 
 def added(counts: Tensor, tokens: int) -> Tensor:
     """``counts + tokens``, which the host knows if it knows the counts."""
     after = counts + tokens
-    return known_on_host(after, _known[counts] + tokens) if counts in _known else after
+    return note_host_copy(after, _host_copies[counts] + tokens) if counts in _host_copies else after
 
 
-def known_on_host(there: Tensor, here: Tensor) -> Tensor:
+def note_host_copy(there: Tensor, here: Tensor) -> Tensor:
     """Note that nothing will change a tensor on a device, and its copy on the CPU. Returns the tensor."""
     if there is not here:
-        _known[there] = here
+        _host_copies[there] = here
     return there

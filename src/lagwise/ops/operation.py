@@ -73,7 +73,7 @@ def differentiable() -> bool:
     return not torch.compiler.is_compiling() and (torch.is_grad_enabled() or transformed())
 
 
-def kept_apart(x: Tensor, *_: Any) -> bool:
+def cpu_graph(x: Tensor, *_: Any) -> bool:
     """Whether a graph calls an operator for what takes compilers for a CPU long and gains nothing: many loops with long
     indices. Autocast, which is rare there, would not reach inside."""
     return in_graph() and x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
@@ -121,20 +121,20 @@ def callable_directly(*arguments: Any) -> bool:
             kind = type(each)
             if kind is Tensor or kind is nn.Parameter:
                 keys = torch._C._dispatch_keys(each).raw_repr()
-                if not (_known[keys] if keys in _known else _ordinary(keys, each)):
+                if not (_is_ordinary[keys] if keys in _is_ordinary else _ordinary(keys, each)):
                     return False
             elif isinstance(each, Tensor):
                 return False
     return True
 
 
-_known: dict[int, bool] = {}  # whether tensors of these dispatch keys are ordinary ones
+_is_ordinary: dict[int, bool] = {}  # whether tensors of these dispatch keys are ordinary ones
 
 
 def _ordinary(keys: int, x: Tensor) -> bool:
     with torch.inference_mode(False):
         ordinary = torch._C._dispatch_keys(torch.empty(0, device=x.device.type)).raw_repr()
-    return _known.setdefault(keys, not keys & ~ordinary)
+    return _is_ordinary.setdefault(keys, not keys & ~ordinary)
 
 
 class Engine:
@@ -233,18 +233,18 @@ class Operation:
             return engine or self.engines.get(self.chosen(*args))
 
         def compute(*args: Any) -> Any:
-            found = serving(args)
-            values, kept = (self.plain(*args), ()) if found is None else found.forward(*args)
-            return (*([values] if isinstance(values, Tensor) else values), *(kept if saved else ()))
+            served_by = serving(args)
+            values, tensors = (self.plain(*args), ()) if served_by is None else served_by.forward(*args)
+            return (*([values] if isinstance(values, Tensor) else values), *(tensors if saved else ()))
 
-        def gradients(args: Values, kept: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
-            found = serving(args)
-            if found is None:
+        def gradients(args: Values, tensors: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+            served_by = serving(args)
+            if served_by is None:
                 return _by_autograd(self.plain, args, sum(needs_grad), grads)
-            return found.backward(args, kept, grads, needs_grad)
+            return served_by.backward(args, tensors, grads, needs_grad)
 
         self._where, self._results = where, len(results.split())
-        counts = {"constants": len(constants.split()), "results": self._results, "kept": len(saved.split())}
+        counts = {"constants": len(constants.split()), "results": self._results, "saved": len(saved.split())}
         self._operator = graph_operator(name, compute, gradients, like, definition=self.definition, **counts)
 
     def __call__(self, *args: Any) -> Any:
@@ -253,10 +253,10 @@ class Operation:
         if definitions_only() or _preferred == PLAIN:
             return self.plain(*args)
         if self._operator is not None and in_graph() and self._where(*args):
-            found = self._operator(*args)
-            if isinstance(found, Tensor):
-                return found
-            return found[0] if self._results == 1 else tuple(found[: self._results])
+            outputs = self._operator(*args)
+            if isinstance(outputs, Tensor):
+                return outputs
+            return outputs[0] if self._results == 1 else tuple(outputs[: self._results])
         name = self.chosen(*args)
         if name == PLAIN:
             return self.plain(*args)
@@ -292,8 +292,8 @@ class _Call(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         results, saved = engine.forward(*args)
         left_out = engine.unsaved
-        kept = [each if isinstance(each, Tensor) and n not in left_out else None for n, each in enumerate(args)]
-        ctx.save_for_backward(*kept, *saved)
+        inputs = [each if isinstance(each, Tensor) and n not in left_out else None for n, each in enumerate(args)]
+        ctx.save_for_backward(*inputs, *saved)
         ctx.plain, ctx.engine = plain, engine
         ctx.others = [None if isinstance(each, Tensor) else each for each in args]
         return results
@@ -308,8 +308,8 @@ class _Call(torch.autograd.Function):
         if differentiable():
             args = ctx.engine.restored(args, saved[count:])
             return None, None, *differentiable_gradients(ctx.plain, args, needs_grad, grads)
-        found = [*ctx.engine.backward(args, saved[count:], grads, needs_grad)]
-        return None, None, *(found + [None] * (count - len(found)))
+        gradients = [*ctx.engine.backward(args, saved[count:], grads, needs_grad)]
+        return None, None, *(gradients + [None] * (count - len(gradients)))
 
 
 def differentiable_gradients(
@@ -347,32 +347,32 @@ def graph_operator(
     definition: Callable[..., Any] | None = None,
     constants: int = 0,
     results: int = 1,
-    kept: int = 0,
+    saved: int = 0,
 ) -> Callable[..., Any]:
     """The operator ``lagwise::NAME``, to be called where `in_graph`, as `Operation.in_graphs` does.
 
     Parameters of compute (or of the definition) are annotated, tensors before numbers; the last ``constants`` tensors
-    have no gradient. compute returns so many results, and what is kept. gradients returns a gradient of each tensor
-    from the arguments, what was kept, the gradients of the results, and which arguments need one; None is autograd's,
+    have no gradient. compute returns so many results, and what is saved. gradients returns a gradient of each tensor
+    from the arguments, what was saved, the gradients of the results, and which arguments need one; None is autograd's,
     for which compute is called again. like returns new tensors like those of compute.
     """
     parameters = inspect.signature(definition or compute, eval_str=True).parameters.values()
     count = sum(p.annotation in (Tensor, Tensor | None) for p in parameters)
-    n_tensors, n_outputs = count - constants, results + kept
+    n_tensors, n_outputs = count - constants, results + saved
     needs_grad = [True] * n_tensors + [False] * (len(parameters) - n_tensors)
 
     def apart(*arguments: Any) -> Any:
-        found = compute(*arguments)
-        found = _separate((found,) if isinstance(found, Tensor) else found, arguments)
-        return found[0] if n_outputs == 1 else found
+        outputs = compute(*arguments)
+        outputs = _separate((outputs,) if isinstance(outputs, Tensor) else outputs, arguments)
+        return outputs[0] if n_outputs == 1 else outputs
 
-    def derive(grads: list[Tensor], given: list[Tensor | None], kept: list[Tensor], *numbers: Any) -> list[Tensor]:
-        args = (*given, *numbers)
+    def derive(grads: list[Tensor], inputs: list[Tensor | None], saved: list[Tensor], *numbers: Any) -> list[Tensor]:
+        args = (*inputs, *numbers)
         if gradients is None:
-            found = _by_autograd(compute, args, n_tensors, grads)
+            computed = _by_autograd(compute, args, n_tensors, grads)
         else:
-            found = gradients(args, kept, grads, needs_grad)
-        pairs = [(g, x) for g, x in zip(found, given[:n_tensors], strict=False) if x is not None]
+            computed = gradients(args, saved, grads, needs_grad)
+        pairs = [(g, x) for g, x in zip(computed, inputs[:n_tensors], strict=False) if x is not None]
         return [torch.zeros_like(x) if g is None else g.to(x.dtype).contiguous() for g, x in pairs]
 
     typed = [f"{_SCHEMA[p.annotation]} {p.name}" for p in parameters]
@@ -384,17 +384,17 @@ def graph_operator(
     backward = torch.library.custom_op(f"lagwise::{name}_gradients", derive, mutates_args=(), schema=schema)
 
     def save(ctx: Any, *, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs[:count], *(output[results:] if kept else ()))
+        ctx.save_for_backward(*inputs[:count], *(output[results:] if saved else ()))
         ctx.numbers = inputs[count:]
 
     def differentiate(ctx: Any, *grads: Tensor) -> Any:
         saved, grads = ctx.saved_tensors, tuple(grad.contiguous() for grad in grads[:results])
-        found = iter(backward(list(grads), list(saved[:count]), list(saved[count:]), *ctx.numbers))
-        of_tensors = [None if x is None else next(found) for x in saved[:n_tensors]]
+        computed = iter(backward(list(grads), list(saved[:count]), list(saved[count:]), *ctx.numbers))
+        of_tensors = [None if x is None else next(computed) for x in saved[:n_tensors]]
         return *of_tensors, *([None] * (count - n_tensors + len(ctx.numbers)))
 
     operator.register_fake(like)
-    backward.register_fake(lambda _, given, *__: [x.new_empty(x.shape) for x in given[:n_tensors] if x is not None])
+    backward.register_fake(lambda _, inputs, *__: [x.new_empty(x.shape) for x in inputs[:n_tensors] if x is not None])
     operator.register_autograd(differentiate, setup_context=save)
     return operator
 

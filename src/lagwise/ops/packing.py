@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.grouping import similar_lengths
-from lagwise.ops.host import known_on_host, on_device, on_host
+from lagwise.ops.host import note_host_copy, on_device, on_host
 from lagwise.ops.operation import Engine, Values, device_check, operation, traced, with_open_sizes
 
 # Gather real tokens into one row if they are at most this share of a padded batch: the time that layers save on padding
@@ -28,9 +28,9 @@ def _once(compute: Callable[[Any], Any]) -> Any:
 
     @functools.wraps(compute)
     def get(layout: Layout) -> Any:
-        if name not in layout._found:
-            layout._found[name] = compute(layout)
-        return layout._found[name]
+        if name not in layout._cached:
+            layout._cached[name] = compute(layout)
+        return layout._cached[name]
 
     return property(get)
 
@@ -85,7 +85,7 @@ class Layout:
             self.token_time = token_time.masked_fill(~self.mask, 0)
         self.grid = grid
         self.shard = shard
-        self._found: dict[str, Any] = {}  # not `cached_property`, whose lock (Python 3.11) cannot be compiled
+        self._cached: dict[str, Any] = {}  # not `cached_property`, whose lock (Python 3.11) cannot be compiled
 
     def check(self, batch: int, length: int) -> None:
         """ValueError unless mask, seq_idx and token_time are ``(batch, length)``, or times ``(batch, 1)``, and the
@@ -120,7 +120,7 @@ class Layout:
             return self
         mask, seq_idx = on_host(self.mask, self.seq_idx)
         if self.mask is not None and mask is not None:
-            known_on_host(self.mask, mask)
+            note_host_copy(self.mask, mask)
         return Layout(mask, seq_idx, grid=self.grid, shard=self.shard)
 
     def _here(self, *tensors: Tensor | None) -> list[Any]:
@@ -176,7 +176,7 @@ class Layout:
     def group_for_graphs(self) -> None:
         """Find `buckets` before graphs need them: those of a graph, which cannot find them, as they depend on
         values."""
-        self._found["buckets"] = self._for_graphs()
+        self._cached["buckets"] = self._for_graphs()
 
     @torch.compiler.disable(reason="groups of packed rows depend on the values of seq_idx: leave out fullgraph=True")
     def _for_graphs(self) -> tuple[Bucket, ...]:
@@ -193,7 +193,7 @@ class Layout:
         buckets = []
         for source, target, mask in zip(*(moved[n::3] for n in range(3)), strict=True):
             time = None if self.token_time is None else self.token_time.flatten()[source]
-            buckets.append(Bucket(source, target, _known(mask, None, time)))
+            buckets.append(Bucket(source, target, _host_layout(mask, None, time)))
         return tuple(buckets)
 
     @_once
@@ -214,12 +214,12 @@ class Layout:
         of these n tokens as one packed row. None if this is hardly shorter than the batch, or if there is a grid."""
         if self.mask is None or self.grid is not None or self.shard is not None or self.by_row:
             return None
-        found = _kept(self.host)
-        if found is None:
+        compacted = _compacted(self.host)
+        if compacted is None:
             return None
-        kept, mask, seq_idx = self._here(*found)
-        time = None if self.token_time is None else self.token_time.flatten()[kept][None]
-        return kept, _known(mask, seq_idx, time)
+        positions, mask, seq_idx = self._here(*compacted)
+        time = None if self.token_time is None else self.token_time.flatten()[positions][None]
+        return positions, _host_layout(mask, seq_idx, time)
 
     @_once
     def rows_by_time(self) -> list[tuple[float, Tensor, Layout]]:
@@ -298,7 +298,7 @@ def per_document(mix: Callable[[Tensor, Layout], Tensor], x: Tensor, layout: Lay
     return result[: len(flat)].unflatten(0, x.shape[:2])
 
 
-def _known(mask: Tensor | None, seq_idx: Tensor | None, time: Tensor | None) -> Layout:
+def _host_layout(mask: Tensor | None, seq_idx: Tensor | None, time: Tensor | None) -> Layout:
     """A layout of tensors whose values the host knows."""
     layout = Layout(mask, seq_idx, token_time=time)
     layout.mask = mask  # the object itself
@@ -314,8 +314,8 @@ def _groups(layout: Layout, max_groups: int, graph: bool) -> list[tuple[Tensor, 
     real = None if layout.mask is None else layout.mask.flatten()
     if real is not None:
         document = starts.cumsum(0) - 1
-        kept = torch.zeros_like(lengths).index_add(0, document, real.long()) > 0
-        first, lengths = first[kept], lengths[kept]
+        has_tokens = torch.zeros_like(lengths).index_add(0, document, real.long()) > 0
+        first, lengths = first[has_tokens], lengths[has_tokens]
     groups = similar_lengths(lengths, max_groups, min_rows=2 if graph else 1)
     if graph:
         groups += [first.new_zeros(0)] * (max_groups - len(groups))
@@ -340,21 +340,21 @@ def _groups(layout: Layout, max_groups: int, graph: bool) -> list[tuple[Tensor, 
     return buckets
 
 
-def _kept(layout: Layout) -> tuple[Tensor, Tensor | None, Tensor] | None:
+def _compacted(layout: Layout) -> tuple[Tensor, Tensor | None, Tensor] | None:
     """Positions, mask and documents of `Layout.compact`."""
     mask = _mask(layout)
     if not mask.any(1).all():
         return None
     inside = mask.cumsum(1).bool() & mask.flip(1).cumsum(1).flip(1).bool()
-    kept = inside.flatten().nonzero()[:, 0]
-    if len(kept) > _COMPACT_BELOW * mask.numel():
+    positions = inside.flatten().nonzero()[:, 0]
+    if len(positions) > _COMPACT_BELOW * mask.numel():
         return None
-    document = kept // mask.shape[1]
+    document = positions // mask.shape[1]
     if layout.seq_idx is not None:  # a new number wherever the row or document changes
-        numbers = layout.seq_idx.flatten()[kept]
+        numbers = layout.seq_idx.flatten()[positions]
         changed = (document.diff() != 0) | (numbers.diff() != 0)
         document = F.pad(changed.cumsum(0), (1, 0))
-    return kept, _unless_full(mask.flatten()[kept][None]), document[None]
+    return positions, _unless_full(mask.flatten()[positions][None]), document[None]
 
 
 def _holes(layout: Layout) -> Tensor:

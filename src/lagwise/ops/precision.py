@@ -17,12 +17,12 @@ class KeepsFloat32(nn.Module):
     kept_in_float32: ClassVar[tuple[str, ...]] = ()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        kept = [p for name in self.kept_in_float32 if (p := getattr(self, name)) is not None]
-        kept += [p.grad for p in kept if p.grad is not None]
+        parameters = [p for name in self.kept_in_float32 if (p := getattr(self, name)) is not None]
+        parameters += [p.grad for p in parameters if p.grad is not None]
 
         def careful(t: Tensor) -> Tensor:
             changed = fn(t)
-            if not any(t is each for each in kept) or torch.finfo(changed.dtype).bits >= 32:
+            if not any(t is each for each in parameters) or torch.finfo(changed.dtype).bits >= 32:
                 return changed
             return t.to(changed.device)
 

@@ -93,17 +93,17 @@ class Window:
         storage, end = buffer.storage, self._end
         if x.shape[0] != storage.shape[0]:
             raise ValueError(f"tokens must have the stream's {storage.shape[0]} rows, got {x.shape[0]}")
-        kept = self._size if self.reach is None else max(0, min(self._size, self.reach - new))
+        past_size = self._size if self.reach is None else max(0, min(self._size, self.reach - new))
         # The buffer must have space, no other window may have written there, and tensors of it may not be in use.
         if buffer.written != end or end + new > storage.shape[-2] or not may_write(storage):
-            past = x[..., :0, :] if self._size == 0 else self.latest(kept)
+            past = x[..., :0, :] if self._size == 0 else self.latest(past_size)
             added = x if self.reach is None else x[..., max(0, new - self.reach) :, :]
             if torch.is_grad_enabled():
                 return Window(torch.cat([past, added.to(past.dtype)], dim=-2), self.reach)
             return self._grow(past, added)
         storage.narrow(-2, end, new).copy_(x)
         buffer.written = end + new
-        return self._view(buffer, end + new, kept + new)
+        return self._view(buffer, end + new, past_size + new)
 
     def map_batch(self, change: Callable[[Tensor], Tensor]) -> Window:
         """The window of other rows: ``change`` is applied to the tokens."""

@@ -16,7 +16,7 @@ from pyarrow import parquet
 
 from lagwise.data.tokens import named_documents, text_files
 from lagwise.files import beside, check_writable, locked, saved_whole
-from lagwise.models.generation import encoded_pieces
+from lagwise.models.generation import encoded_chunks
 from lagwise.models.loading import default_device, load_model
 from lagwise.progress import progress_bar
 from lagwise.runs.vectors import Vector, hidden_model, vectors
@@ -93,7 +93,7 @@ def embed_run(
 
             def ids(parts: Iterable[str]) -> Iterator[np.ndarray]:
                 for piece in split_text(parts, _PIECE):
-                    yield from encoded_pieces(tokenizer, piece)
+                    yield from encoded_chunks(tokenizer, piece)
                     bar.update(len(piece.encode()))
 
             left = ((names, ids(parts)) for names, parts in _texts(files) if names[0] >= first)

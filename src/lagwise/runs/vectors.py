@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lagwise.data.batches import PaddingCollator, like_lengths
-from lagwise.models.generation import encoded_pieces
+from lagwise.models.generation import encoded_chunks
 from lagwise.models.modeling import LagwiseModel
 from lagwise.models.pooling import pool
 from lagwise.tables import LARGEST_OPTION, check_integer, known
@@ -53,7 +53,7 @@ def embed(
     Raises:
         ValueError: For a text without tokens or with unknown ones, and for a model without hidden states of tokens.
     """
-    encoded = (encoded_pieces(tokenizer, each) if isinstance(each, str) else [np.asarray(each)] for each in texts)
+    encoded = (encoded_chunks(tokenizer, each) if isinstance(each, str) else [np.asarray(each)] for each in texts)
     found = {each.document: each.values for each in vectors(model, enumerate(encoded), pooling=pooling, turn=turn)}
     if empty := [i for i in range(len(texts)) if i not in found]:
         raise ValueError(f"text {empty[0]} has no tokens, so it has no vector")

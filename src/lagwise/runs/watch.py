@@ -185,7 +185,7 @@ class Watch:
         """Nats of the next tokens of a stream."""
         begins = name not in self._streams
         if begins and len(self._streams) == MOST_STREAMS:
-            del self.carried.held[self._streams.popitem(last=False)[1][0]]
+            del self.carried.caches[self._streams.popitem(last=False)[1][0]]
         end: Any = self.tokenizer.eos_token_id
         row, last = self._streams.pop(name, (self._rows, end))
         self._rows += begins
@@ -203,11 +203,11 @@ class Watch:
     def score(self, lines: Sequence[bytes], write: Callable[[list[dict[str, Any]]], None]) -> None:
         """Score lines and write their `surprises`. If writing fails, they have not been read: all but what was learned
         is as it was before."""
-        before = dict(self.carried.held), self._streams.copy(), self.lines
+        before = dict(self.carried.caches), self._streams.copy(), self.lines
         try:
             write(self.surprises(lines))
         except BaseException:
-            self.carried.held, self._streams, self.lines = before
+            self.carried.caches, self._streams, self.lines = before
             raise
 
     def save(self, path: Path) -> None:

@@ -26,7 +26,7 @@ from lagwise.data.images import (
     thumbnail,
     torchvision_transforms,
 )
-from lagwise.data.labels import known_labels
+from lagwise.data.labels import read_labels_for
 from lagwise.data.options import DataOptions
 from lagwise.data.rows import rows_to_evaluate
 from lagwise.models import LagwiseForImageClassification, LagwiseLinearForImageClassification
@@ -138,7 +138,7 @@ class ImageClassification(Labelled):
         rows: Any = rows_to_evaluate(self.rows(source).read(), source)
         if "label" not in rows.column_names:
             raise ValueError(f"{source!r} has no labelled images to evaluate on")
-        labels = known_labels(rows["label"][:], names, lambda i: rows["file"][i])
+        labels = read_labels_for(rows["label"][:], names, lambda i: rows["file"][i])
         found._scored, found._labels = {"test": _Pixels(rows, found.reader)}, {"test": labels}
         return found
 

@@ -407,7 +407,7 @@ class ClassifiedRows(LabelledRows):
     def collate(self, rows: Sequence[Mapping[str, Any]], training: bool = True) -> dict[str, Tensor]:
         if not training:
             return self.task.padded(self.tokenizer, rows)
-        return self.task.padded(self.tokenizer, rows, multiple_of=partial(length_step, most=self._longest))
+        return self.task.padded(self.tokenizer, rows, multiple_of=partial(length_step, longest=self._longest))
 
     def _hertz_of(self, rows: Rows) -> Any:
         return rows[RATE][:] if RATE in rows.column_names else None

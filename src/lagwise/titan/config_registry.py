@@ -15,7 +15,7 @@ from torchtitan.config.configs import DebugConfig
 from torchtitan.distributed.activation_checkpoint import FullAC
 from torchtitan.protocols.model_spec import ModelSpec
 
-from lagwise.data.options import AUTO, MADE_OF_TEXT
+from lagwise.data.options import AUTO, TRAINED_TOKENIZERS
 from lagwise.process import group_size
 from lagwise.titan.model import Adapter, ModelConfig, parallelize
 from lagwise.titan.trainer import AdamW, FolderTokenizer, Schedule, TitanTrainer, TokenLoader
@@ -64,7 +64,7 @@ def trainer_config(name: str, overrides: Sequence[str] = ()) -> TitanTrainer.Con
     _check(recipe)
     options, data = recipe.training, recipe.data
     tokenizer = "bytes" if data.tokenizer == AUTO else data.tokenizer
-    of_text = {"vocab_size": data.vocab_size} if tokenizer in MADE_OF_TEXT else {}
+    of_text = {"vocab_size": data.vocab_size} if tokenizer in TRAINED_TOKENIZERS else {}
     return TitanTrainer.Config(
         model_spec=_spec(name, {**of_text, **recipe.model}),
         hf_assets_path=".",

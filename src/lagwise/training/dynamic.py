@@ -102,7 +102,7 @@ def dynamic_score(
             for rows in windows(model, length, stream[:-1], stream[1:], progress=progress):
                 for x, y in zip(*(row.to(device) for row in rows), strict=True):
                     if carried is not None:
-                        carried.held.clear()
+                        carried.caches.clear()
                     for start in range(0, len(x), size):
                         part = slice(start, start + size)
                         cache: Any = None if carried is None else carried.before(0)

@@ -177,8 +177,8 @@ class Convolutions(nn.Module):
         position = state.seen[:, None] + torch.arange(x.shape[1], device=x.device)
         totals = state.counts[:, None] + self._counts(z, position, each=True).cumsum(1)
         later = ConvolutionState(z[:, z.shape[1] - self.reach :].clone(), state.seen + x.shape[1], totals[:, -1])
-        found = self._shares(totals.flatten(0, 1), (position + 1).flatten())
-        return found.unflatten(0, position.shape), later
+        features = self._shares(totals.flatten(0, 1), (position + 1).flatten())
+        return features.unflatten(0, position.shape), later
 
     def _lagged(self, z: Tensor, index: int, past: int = 0) -> list[Tensor]:
         """Return the inputs of each tap of kernels with a dilation, and their sum, each ``(batch, kernels or 1,
@@ -197,7 +197,7 @@ class Convolutions(nn.Module):
         """Apply `_convolution` with all kernels at once: ``(batch, kernels, length)``."""
         lagged = torch.stack(self._lagged(z, index, past)).expand(-1, -1, KERNELS, -1)
         taps, own = torch.tensor(_TRIPLES, device=z.device).t(), torch.arange(KERNELS, device=z.device)
-        first, second, third = (lagged[places, :, own] for places in taps)  # (kernels, batch, length)
+        first, second, third = (lagged[indices, :, own] for indices in taps)  # (kernels, batch, length)
         return 3 * (first + second + third).transpose(0, 1) - lagged[-1]
 
     def _sums_of_channels(self, z: Tensor, index: int) -> Tensor:
@@ -222,7 +222,7 @@ class Convolutions(nn.Module):
             padded: Whether there is padding.
             each: Whether to return values of each sample instead of sums.
         """
-        past, found, start = z.shape[1] - position.shape[1], [], 0
+        past, parts, start = z.shape[1] - position.shape[1], [], 0
         at_once = each or traced() or position.numel() <= _FEW  # few operations, with all values in memory
         kernel = torch.arange(KERNELS, device=z.device)
         padding = position < 0 if padded else None
@@ -231,19 +231,19 @@ class Convolutions(nn.Module):
             if at_once:
                 missed = torch.where((kernel + index) % 2 == 1, first, 0)
                 y = self._convolved(z, index, past).masked_fill(position[:, None] < missed[:, None], -torch.inf)
-                found.append(_exceeded(y, biases, each))
+                parts.append(_exceeded(y, biases, each))
             else:
                 hidden = padding, position < first
                 convolved = (
                     _hide(_convolution(seen, number), hidden[(number + index) % 2])
                     for number, seen in enumerate(_by_kernel(self._lagged(z, index, past)))
                 )
-                found.append(_counted(convolved, biases))
+                parts.append(_counted(convolved, biases))
             start += count
         if self.levels:
             y = (z[:, past:] @ self.signs).transpose(1, 2).masked_fill(position[:, None] < 0, -torch.inf)
-            found.append(_exceeded(y, self.level_biases, each) if at_once else _counted(y.unbind(1), self.level_biases))
-        return torch.cat(found, -1)
+            parts.append(_exceeded(y, self.level_biases, each) if at_once else _counted(y.unbind(1), self.level_biases))
+        return torch.cat(parts, -1)
 
     def _shares(self, counts: Tensor, seen: Tensor) -> Tensor:
         """Divide counts ``(batch, size)`` by the numbers of samples that were compared, of ``seen (batch,)``
@@ -280,13 +280,13 @@ def _counted(convolved: Iterable[Tensor], biases: Tensor) -> Tensor:
     """Count how often the ``(batch, length)`` of each kernel exceed its thresholds, ``(kernels, n)``: ``(batch, kernels
     * n)``. Few comparisons at once stay in a processor's cache, and those into floats are ten times as fast as booleans
     that are converted."""
-    found, above = [], biases.new_empty(0)
+    counts, above = [], biases.new_empty(0)
     for y, own in zip(convolved, biases, strict=True):
         chunk = max(1, min(len(own), _COMPARISONS // max(1, y.numel())))
-        if not found:
+        if not counts:
             above = y.new_empty(chunk, *y.shape)
-        found += [torch.gt(y, b[:, None, None], out=above[: len(b)]).sum(2) for b in own.split(chunk)]
-    return torch.cat(found).t()
+        counts += [torch.gt(y, b[:, None, None], out=above[: len(b)]).sum(2) for b in own.split(chunk)]
+    return torch.cat(counts).t()
 
 
 def _exceeded(y: Tensor, biases: Tensor, each: bool) -> Tensor:

@@ -29,7 +29,7 @@ _AXES = {"input_ids": 2, "input_values": 3, "pixel_values": 4}
 _IGNORED = ("num_items_in_batch", "use_cache", "output_hidden_states", "output_attentions", "position_ids")
 
 
-def made_features(name: str, inputs: Mapping[str, Any], vocab_size: int, options: Mapping[str, Any]) -> Any:
+def build_features(name: str, inputs: Mapping[str, Any], vocab_size: int, options: Mapping[str, Any]) -> Any:
     """Build the feature extractor of a model's inputs.
 
     Args:
@@ -87,7 +87,7 @@ class LinearModel(LoadedSafely, PreTrainedModel):
         super().__init__(config)
         self.num_labels = check_integer("num_labels", config.num_labels)
         self.argument = INPUTS[known(config.input_name, INPUTS, "inputs")].argument
-        self.features = made_features(config.input_name, config.inputs, config.vocab_size, config.features)
+        self.features = build_features(config.input_name, config.inputs, config.vocab_size, config.features)
         self.classifier = nn.Linear(self.features.size, self.num_labels)
         self.post_init()
 
@@ -106,10 +106,10 @@ class LinearModel(LoadedSafely, PreTrainedModel):
         for name in kwargs:
             known(name, _IGNORED, "argument of a linear model's forward")
         inputs = {"input_ids": input_ids, "input_values": input_values, "pixel_values": pixel_values}
-        given = {name: x for name, x in inputs.items() if x is not None}
-        if list(given) != [self.argument]:
-            raise ValueError(f"this model reads {self.argument} alone, got {' and '.join(given) or 'no input'}")
-        read = inputs_of({**given, "attention_mask": attention_mask, "token_type_ids": token_type_ids})
+        present = {name: x for name, x in inputs.items() if x is not None}
+        if list(present) != [self.argument]:
+            raise ValueError(f"this model reads {self.argument} alone, got {' and '.join(present) or 'no input'}")
+        read = inputs_of({**present, "attention_mask": attention_mask, "token_type_ids": token_type_ids})
         self._check(*read[:2])
         logits = linear_logits(self.features(*read), self.classifier)
         loss = None

@@ -104,26 +104,26 @@ class Ngrams(nn.Module):
         shape |= {**sizes, "longest": max(1, *map(len, spellings))}
         scanner = cls(len(spellings), kept=[0, 0], **shape)
         scanner._spell(spellings)
-        found: list[list[np.ndarray]] = [[], []]
+        collected: list[list[np.ndarray]] = [[], []]
         count = rows * (2 if pairs else 1)
         for batch in read:
             ids, mask = batch["input_ids"], batch.get("attention_mask")
             mask = None if mask is None else mask.bool()
             for part in scanner._texts(ids, mask, batch.get("token_type_ids")) if pairs else [mask]:
                 for family, hashes in enumerate(scanner._hashes(ids, part)):
-                    found[family].append(_distinct(hashes))
+                    collected[family].append(_distinct(hashes))
         kept, counts = [], []
-        for parts in found:
+        for parts in collected:
             hashes, times = np.unique(np.concatenate(parts or [np.zeros(0, np.int64)]), return_counts=True)
             kept.append(hashes[times >= min_rows])
             counts.append(times[times >= min_rows])
         options: dict[str, Any] = {**shape, "kept": [len(each) for each in kept], "pairs": pairs, "differences": pairs}
-        made = cls(len(spellings), **options)
-        made._spell(spellings)
-        made.hashes.copy_(torch.from_numpy(np.concatenate(kept)))
+        features = cls(len(spellings), **options)
+        features._spell(spellings)
+        features.hashes.copy_(torch.from_numpy(np.concatenate(kept)))
         idf = np.log((1 + count) / (1 + np.concatenate(counts))) + 1
-        made.idf.copy_(torch.from_numpy(np.append(idf, 0)).float())
-        return {"name": "ngrams", **options}, made
+        features.idf.copy_(torch.from_numpy(np.append(idf, 0)).float())
+        return {"name": "ngrams", **options}, features
 
     def _spell(self, spellings: Sequence[bytes]) -> None:
         for token, spelling in enumerate(spellings):
@@ -148,12 +148,12 @@ class Ngrams(nn.Module):
         of_words = merged < self.kept[0]
         cosines = torch.stack([(both * part).sum(1) for part in (of_words, ~of_words)], 1)
         numbers = [a.numbers, b.numbers + self.count, merged + 2 * self.count]
-        found = [a.values, b.values, both]
+        weights = [a.values, b.values, both]
         if self.differences:
             numbers.append(merged + 3 * self.count)
-            found.append((values - twice * before).abs().masked_fill(F.pad(twice, (0, 1))[:, 1:], 0))
+            weights.append((values - twice * before).abs().masked_fill(F.pad(twice, (0, 1))[:, 1:], 0))
         last = torch.arange(self.size - 2, self.size, device=ids.device).expand(ids.shape[0], -1)
-        return Sparse(torch.cat([*numbers, last], 1), torch.cat([*found, _COSINE * cosines], 1))
+        return Sparse(torch.cat([*numbers, last], 1), torch.cat([*weights, _COSINE * cosines], 1))
 
     def _texts(self, ids: Tensor, mask: Tensor | None, types: Tensor | None) -> list[Tensor]:
         """Return masks of the two texts of pairs."""
@@ -166,10 +166,10 @@ class Ngrams(nn.Module):
         """Look up the numbers of the n-grams of each text, sorted, ``(batch, n)``."""
         numbers, start = [], 0
         for hashes, count in zip(self._hashes(ids, mask), self.kept, strict=True):
-            kept = self.hashes[start : start + count]
+            table = self.hashes[start : start + count]
             if count:
-                index = torch.clamp(_searched(kept, hashes), max=count - 1)
-                numbers.append(torch.where(kept[index] == hashes, index + start, self.count - 1))
+                index = torch.clamp(_searched(table, hashes), max=count - 1)
+                numbers.append(torch.where(table[index] == hashes, index + start, self.count - 1))
             start += count
         numbers = numbers or [torch.full_like(ids[:, :1], self.count - 1)]
         return torch.cat(numbers, 1).sort(1).values
@@ -228,13 +228,13 @@ class Ngrams(nn.Module):
 def _hashed(tokens: Tensor, real: Tensor, sizes: Sequence[int], step: int) -> Tensor:
     """Hash the n-grams of some sizes that end at each token, ``(batch, n)``; 0 where one begins before the text."""
     number, length = tokens, tokens.shape[1]
-    found = [tokens[:, :0]]
+    hashes = [tokens[:, :0]]
     for size in range(1, max(sizes, default=0) + 1):
         if size in sizes:
             whole = real & F.pad(real, (size - 1, 0))[:, :length]
-            found.append(torch.where(whole, _mixed(number + size * step), 0))
+            hashes.append(torch.where(whole, _mixed(number + size * step), 0))
         number = number * _MULTIPLIER + F.pad(tokens, (size, 0))[:, :length]
-    return torch.cat(found[1:] or found, 1)
+    return torch.cat(hashes[1:] or hashes, 1)
 
 
 def _mixed(number: Tensor) -> Tensor:
@@ -256,12 +256,12 @@ def _searched(ordered: Tensor, values: Tensor) -> Tensor:
     return index
 
 
-def _compact(x: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+def _compact(x: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
     """Move the kept entries of each row ``(batch, n)`` to its start. Returns as many columns as the longest row needs,
     at least one, and a mask of the entries."""
-    counts = kept.sum(1)
+    counts = keep.sum(1)
     width = x.shape[1] if torch.compiler.is_compiling() else max(1, int(counts.max()))
-    target = torch.where(kept, kept.cumsum(1) - 1, width)
+    target = torch.where(keep, keep.cumsum(1) - 1, width)
     moved = x.new_zeros(x.shape[0], width + 1).scatter(1, target, x)
     return moved[:, :width], torch.arange(width, device=x.device) < counts[:, None]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import has_static_value
 
 from lagwise.ops.host import on_host
-from lagwise.ops.operation import Engine, Values, kept_apart, operation, recorded
+from lagwise.ops.operation import Engine, Values, cpu_graph, operation, recorded
 from lagwise.ops.symbolic import chunk_count, open_length, symbolic
 from lagwise.tables import known
 
@@ -95,7 +95,7 @@ def _attention(
 
 
 _attention.in_graphs(
-    "chunked_attention", lambda query, key, value, *_: value.new_empty(value.shape), where=kept_apart, constants="mask"
+    "chunked_attention", lambda query, key, value, *_: value.new_empty(value.shape), where=cpu_graph, constants="mask"
 )
 
 
@@ -210,7 +210,7 @@ class _Rotation(Engine):
         return (rotate.plain(grads[0], args[1], -args[2]),)
 
 
-rotate.in_graphs("rotate", lambda x, *_: x.new_empty(x.shape), engine=_Rotation, where=kept_apart, constants="cos sin")
+rotate.in_graphs("rotate", lambda x, *_: x.new_empty(x.shape), engine=_Rotation, where=cpu_graph, constants="cos sin")
 
 
 def lag_matrix(values: Tensor) -> Tensor:
@@ -262,8 +262,8 @@ def _in_chunks(
 
     def window(start: int, stop: int) -> Tensor:
         keys = slice(max(0, start - late), stop)
-        tokens, kept = query[:, :, start:stop], None if real is None else real[:, None, None, keys]
-        return attend_window(tokens, key[:, :, keys], value[:, :, keys], causal, function, biases, kept)
+        tokens, real_keys = query[:, :, start:stop], None if real is None else real[:, None, None, keys]
+        return attend_window(tokens, key[:, :, keys], value[:, :, keys], causal, function, biases, real_keys)
 
     def fold(x: Tensor) -> Tensor:
         x = x.unflatten(2, (count, chunk))
@@ -278,9 +278,9 @@ def _in_chunks(
 
     parts = [window(0, min(chunk, length))] if sliding and not graph else []
     if graph or count > 0:
-        kept = None if seen is None else keys_of_chunks(seen).transpose(2, 3)
+        real_keys = None if seen is None else keys_of_chunks(seen).transpose(2, 3)
         rows = fold(query if graph else query[:, :, late:end])
-        y = attend_window(rows, keys_of_chunks(key), keys_of_chunks(value), causal, function, biases, kept)
+        y = attend_window(rows, keys_of_chunks(key), keys_of_chunks(value), causal, function, biases, real_keys)
         y = y[:, None] if one else y.unflatten(0, (batch, count)).transpose(1, 2)
         parts.append(y.flatten(2, 3))
     if rest and (end or not sliding):

@@ -103,9 +103,9 @@ def norm(
         native.residual_norm(x, branch, weight, bias, epsilon, centred, into, y)
         return results
     tensors = (x if t is None else t for t in (x, branch, weight, bias))
-    given = {"BRANCH": branch is not None, "WEIGHT": weight is not None, "BIAS": bias is not None}
+    flags = {"BRANCH": branch is not None, "WEIGHT": weight is not None, "BIAS": bias is not None}
     sizes = (x.shape[-1], epsilon)
-    launch("gate.norm", (_rows(x),), *tensors, into, y, *sizes, CENTRED=centred, **given, BLOCK=_block(x))
+    launch("gate.norm", (_rows(x),), *tensors, into, y, *sizes, CENTRED=centred, **flags, BLOCK=_block(x))
     return results
 
 
@@ -149,7 +149,7 @@ def norm_gradients(
         native.residual_norm_gradients(grad, grad_total, x, weight, epsilon, centred, dx, of_branch, parts, biased)
         return results
     tensors = (grad, *(x if t is None else t for t in (grad_total, x, weight)))
-    given = {"TOTAL": grad_total is not None, "BRANCH": branch != dtype, "WEIGHT": weight is not None, "BIAS": biased}
+    flags = {"TOTAL": grad_total is not None, "BRANCH": branch != dtype, "WEIGHT": weight is not None, "BIAS": biased}
     sizes = (_rows(x), x.shape[-1], epsilon)
-    launch("gate.norm_gradients", (len(parts),), *tensors, *results, *sizes, CENTRED=centred, **given, BLOCK=_block(x))
+    launch("gate.norm_gradients", (len(parts),), *tensors, *results, *sizes, CENTRED=centred, **flags, BLOCK=_block(x))
     return results

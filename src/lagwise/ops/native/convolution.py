@@ -82,10 +82,10 @@ def _call(
     assert x is not None
     sizes = _Sizes(*x.shape, taps.shape[1], origin, n, *frames, x.dtype == torch.bfloat16, threads)
     memory = scratch(threads, call("convolution_scratch", sizes), loops().lanes)
-    given = (_Signal * len(signals))(
+    structs = (_Signal * len(signals))(
         *(_Signal() if t is None else _Signal(t.data_ptr(), t.stride(0), t.stride(1)) for t in signals)
     )
-    call(name, sizes, given, taps.t().to(torch.float32).contiguous(), *tensors, _roots(n), memory)
+    call(name, sizes, structs, taps.t().to(torch.float32).contiguous(), *tensors, _roots(n), memory)
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -63,9 +63,9 @@ def serves(*tensors: Tensor, min_elements: int = 0) -> bool:
 
 def loops() -> Loops:
     """The loops, which must be `available`."""
-    found = _loops()
-    assert found is not None
-    return found
+    loaded = _loops()
+    assert loaded is not None
+    return loaded
 
 
 @torch.compiler.assume_constant_result

@@ -34,8 +34,8 @@ def _some_lag_products(y: Tensor, x: Tensor, first: int, last: int, dilation: in
     _, group, lag_group, *_ = loops()
     (batch, length, channels), lags, threads = x.shape, last - first + 1, torch.get_num_threads()
     part = (-(-channels // group), -(-lags // lag_group) * lag_group, group)
-    most = min(batch * length // _TOKENS_OF_A_PART, _PARTS_PER_THREAD * threads, _ELEMENTS_OF_PARTS // math.prod(part))
-    out = scratch(max(1, most), *part)
+    parts = min(batch * length // _TOKENS_OF_A_PART, _PARTS_PER_THREAD * threads, _ELEMENTS_OF_PARTS // math.prod(part))
+    out = scratch(max(1, parts), *part)
     signals = (y, *y.stride()[:2], x, *x.stride()[:2])
     call("lag_products", *signals, out, *x.shape, dilation, first, last, len(out), threads)
     return out.sum(0).transpose(1, 2).flatten(0, 1)[:channels, :lags].flip(1)
@@ -180,8 +180,8 @@ def residual_norm_gradients(
 ) -> None:
     """Compute the gradients of x, of the branch, and of weight and bias in parts ``(parts, 0 to 2, channels)``."""
     sizes = _norm_sizes(dx, dx if dbranch is None else dbranch, total, grad, len(parts), centred)
-    found = iter(parts.unbind(1))
-    sums = [next(found) if wanted else None for wanted in (weight is not None, biased)]
+    slots = iter(parts.unbind(1))
+    sums = [next(slots) if needed else None for needed in (weight is not None, biased)]
     tensors = (grad, grad_total, total, _float(weight), dx, dbranch, *sums)
     call("residual_norm_gradients", sizes, *tensors, parts.stride(0), epsilon)
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.operation import graph_operator, in_graph, kept_apart
+from lagwise.ops.operation import cpu_graph, graph_operator, in_graph
 from lagwise.ops.precision import compute_dtype
 from lagwise.ops.recurrence.scan import block_scan, varying_scan
 from lagwise.ops.symbolic import FINE, chunk_count, symbolic, symbolic_product
@@ -361,7 +361,7 @@ def ema_scan(
     if late == x.shape[1]:
         return _averages(x, weight, log_decay, backward)
     # Two averages that nearly cancel, and are much larger than the result if they decay slowly.
-    kept, (x, weight, log_decay) = x.dtype, (t.double() for t in (x, weight, log_decay))
+    dtype, (x, weight, log_decay) = x.dtype, (t.double() for t in (x, weight, log_decay))
     backward = None if backward is None else (backward[0].double(), backward[1].double())
     y = _averages(x, weight, log_decay, backward)
     ended = _averages(x[:, :-late], weight * (log_decay * late).exp(), log_decay)
@@ -370,7 +370,7 @@ def ema_scan(
         flipped = x[:, late:].flip(1)
         ended = _averages(flipped, backward[0] * (backward[1] * late).exp(), backward[1])
         y = torch.cat([y[:, :-late] - ended.flip(1), y[:, -late:]], dim=1)
-    return y.to(kept)
+    return y.to(dtype)
 
 
 def ema_blocks(x: Tensor, weight: Tensor, log_decay: Tensor) -> Blocks:
@@ -379,7 +379,7 @@ def ema_blocks(x: Tensor, weight: Tensor, log_decay: Tensor) -> Blocks:
     size = _LONG_BLOCK if x.shape[1] >= _LONG_AVERAGE_TOKENS else _BLOCK_TOKENS
     if not in_graph():  # a graph would have the smaller of two symbols in every size
         size = min(size, x.shape[1])
-    tables = _blocks_operator if kept_apart(x) else _average_blocks
+    tables = _blocks_operator if cpu_graph(x) else _average_blocks
     return Blocks(*tables(weight.to(dtype), log_decay.to(dtype), size))
 
 

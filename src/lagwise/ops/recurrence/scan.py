@@ -225,10 +225,10 @@ def _like(
 _scan_operator = graph_operator(
     "block_scan",
     _scanned,
-    lambda args, kept, grads, _: _scan_gradients(*(*grads, *args[:6], *kept, args[6])),
+    lambda args, saved, grads, _: _scan_gradients(*(*grads, *args[:6], *saved, args[6])),
     _like,
     results=2,
-    kept=1,
+    saved=1,
 )
 
 
@@ -271,12 +271,12 @@ def _carried(
     for part, backwards in ((slice(0, forward), flip), (slice(forward, sums.shape[2]), not flip)):
         if part.start == part.stop:
             continue
-        piece = blockwise[..., part].flip(2) if backwards else blockwise[..., part]
+        sums_of_part = blockwise[..., part].flip(2) if backwards else blockwise[..., part]
         if start is None or backwards:
-            state = torch.zeros_like(piece[:, :, 0])
+            state = torch.zeros_like(sums_of_part[:, :, 0])
         else:
-            state = _complex(start, carry).transpose(0, 1).to(piece.dtype)
-        scanned = _states(piece, carry[:, None, None, part], state, 2, before=True)
+            state = _complex(start, carry).transpose(0, 1).to(sums_of_part.dtype)
+        scanned = _states(sums_of_part, carry[:, None, None, part], state, 2, before=True)
         parts.append(scanned.flip(2) if backwards else scanned)
     states = _real((torch.cat(parts, dim=3) if len(parts) > 1 else parts[0]).flatten(1, 2))
     return F.pad(states, (0, 0, 0, sums.shape[1] - states.shape[1])) if sums.shape[1] > states.shape[1] else states

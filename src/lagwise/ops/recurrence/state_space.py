@@ -266,8 +266,8 @@ def _in_float32(poles: Tensor) -> tuple[Tensor, Tensor]:
     """Poles as a `ModalKernel` stores them, by float32 rates and angles, and as float32 arithmetic rounds them, so that
     the certified values are those that run."""
     rate = (-poles.abs().clamp(min=_SMALLEST_POLE).log()).log().float()
-    kept = torch.complex(-rate.double().exp(), poles.angle().float().double()).exp()
-    return kept, kept.to(torch.complex64).to(kept.dtype)
+    stored = torch.complex(-rate.double().exp(), poles.angle().float().double()).exp()
+    return stored, stored.to(torch.complex64).to(stored.dtype)
 
 
 def frequencies(taps: int) -> int:

@@ -97,8 +97,8 @@ def moments_so_far(
             mean, variance = (_decayed_mean(x, real, past.double().sum(2), before.seen, q) for x, past, q in values)
             return _with_state(mean, variance, seen, before, whole)
         count, earlier = (n.clamp(min=1).double()[..., None] for n in (seen, seen - real))
-        known, squares = (part.double().sum(2) * before.seen[:, None] for part in before[:2])
-        mean = (known[:, None] + (centres * real[..., None]).cumsum(1)) / count
+        total, squares = (part.double().sum(2) * before.seen[:, None] for part in before[:2])
+        mean = (total[:, None] + (centres * real[..., None]).cumsum(1)) / count
         # (x - mean before)(x - mean with it) of Welford's update; zero for the first token.
         between = (centres - mean).square() * (count / earlier)
         variance = (squares[:, None] + ((spread + between) * real[..., None]).cumsum(1)) / count

@@ -128,20 +128,20 @@ def _block_weights(grid: NodeGrid) -> BlockWeights:
     token = torch.arange(count * size, dtype=torch.float64)
     left, weights = _weights_at((token.clamp(max=grid.length - 1) - grid.start) / grid.spacing, grid.nodes, grid.degree)
     weights = weights * (token < grid.length)[:, None]
-    most = min(int((size - 1) / grid.spacing) + grid.degree + 2, grid.nodes)
-    return _in_blocks(left.view(count, size), weights.view(count, size, -1), most, grid.nodes)
+    span = min(int((size - 1) / grid.spacing) + grid.degree + 2, grid.nodes)
+    return _in_blocks(left.view(count, size), weights.view(count, size, -1), span, grid.nodes)
 
 
-def _in_blocks(left: Tensor, weights: Tensor, most: int, nodes: int) -> BlockWeights:
+def _in_blocks(left: Tensor, weights: Tensor, span: int, nodes: int) -> BlockWeights:
     """Weights ``(..., blocks, size, degree + 1)`` of the nodes from ``left`` on, ``(..., blocks, size)``, by block,
     which meets at most so many nodes."""
     degree, device = weights.shape[-1] - 1, left.device
     if not torch.compiler.is_compiling():  # in a graph, nothing may depend on values
-        most = int((left[..., -1] - left[..., 0]).max()) + degree + 1
-    start = left[..., :1].clamp(max=nodes - most)
+        span = int((left[..., -1] - left[..., 0]).max()) + degree + 1
+    start = left[..., :1].clamp(max=nodes - span)
     columns = (left - start)[..., None] + torch.arange(degree + 1, device=device)
-    dense = weights.new_zeros(*left.shape, most).scatter(-1, columns, weights)
-    return BlockWeights(start + torch.arange(most, device=device), dense)
+    dense = weights.new_zeros(*left.shape, span).scatter(-1, columns, weights)
+    return BlockWeights(start + torch.arange(span, device=device), dense)
 
 
 def row_weights(first: Tensor, lengths: Tensor, nodes: Tensor, grid: NodeGrid) -> BlockWeights:
@@ -155,8 +155,8 @@ def row_weights(first: Tensor, lengths: Tensor, nodes: Tensor, grid: NodeGrid) -
     degree, size = grid.degree, min(_ROW_BLOCK, grid.length)
     count = -(-grid.length // size)
     left, weights = _row_weights(first, lengths, nodes, count * size, degree)
-    most = min(size + degree, grid.nodes)  # nodes are at least one token apart
-    columns, dense = _in_blocks(left.unflatten(1, (count, size)), weights.unflatten(1, (count, size)), most, grid.nodes)
+    span = min(size + degree, grid.nodes)  # nodes are at least one token apart
+    columns, dense = _in_blocks(left.unflatten(1, (count, size)), weights.unflatten(1, (count, size)), span, grid.nodes)
     row = torch.arange(len(first), device=first.device)[:, None, None] * grid.nodes
     return BlockWeights(row + columns, dense)
 

@@ -100,6 +100,6 @@ def ski_error(taps: Tensor, plan: SKIPlan, *, ends: bool = False) -> float:
     # An impulse at each position in the first cell gives the operator's column there.
     signal = torch.eye(plan.spacing, length + plan.spacing, dtype=taps.dtype, device=taps.device)
     answers = causal_ski_product(signal[..., None].expand(-1, -1, len(taps)), short, coarse, plan)
-    kept = max(1, length - edge)
-    errors = torch.stack([answer[p : p + kept] - taps.t()[:kept] for p, answer in enumerate(answers)])
+    lags = max(1, length - edge)
+    errors = torch.stack([answer[p : p + lags] - taps.t()[:lags] for p, answer in enumerate(answers)])
     return (errors.abs().amax(0).sum(0) / total).max().item()

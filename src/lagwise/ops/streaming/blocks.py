@@ -71,20 +71,20 @@ class OnlineTaps:
         return self  # its cached values hold for every copy of a state
 
     @property
-    def made(self) -> int:
+    def computed(self) -> int:
         """Number of taps computed so far."""
         return self._taps.shape[1]
 
     def upto(self, lags: int) -> Tensor:
         """Taps ``(channels, lags)``, zero after the kernel's end."""
-        taps = self._made_upto(lags)
+        taps = self._taps_upto(lags)
         return F.pad(taps, (0, lags - taps.shape[1])) if lags > taps.shape[1] else taps[:, :lags]
 
-    def _made_upto(self, lags: int) -> Tensor:
+    def _taps_upto(self, lags: int) -> Tensor:
         """Compute at least as many taps, or all until the kernel's end. Taps without gradients never replace those with
         a graph, which other states still need."""
         within = self._within_support(lags)
-        if self.made >= within:
+        if self.computed >= within:
             return self._taps
         looks_ahead = self._taps.requires_grad and not torch.is_grad_enabled()
         if looks_ahead and self._without_graph.shape[1] >= within:
@@ -106,7 +106,7 @@ class OnlineTaps:
         """rfft of the ``2 * size`` taps between blocks at a distance, for a group of channels that starts no later than
         the end of earlier groups."""
         first = (distance - 1) * size
-        taps = self._made_upto(first + 2 * size)[:, first : first + 2 * size]
+        taps = self._taps_upto(first + 2 * size)[:, first : first + 2 * size]
         if torch.is_grad_enabled():
             return torch.fft.rfft(taps[group], 2 * size)
         dtype = torch.promote_types(taps.dtype, torch.complex64)
@@ -187,24 +187,24 @@ class Contribution:
         earlier: Iterable[int],
         window: Window,
         seen: int,
-        known: Mapping[int, BlockSpectrum],
+        shared: Mapping[int, BlockSpectrum],
     ) -> Contribution | None:
-        """None unless a tap lies between the block and an earlier one of these. ``known`` holds blocks that other tasks
-        have. Tokens dropped from the window are beyond the taps' reach."""
+        """Return None unless a tap lies between the block and an earlier one of these. ``shared`` holds blocks of other
+        tasks. Tokens dropped from the window are beyond the taps' reach."""
         tokens, oldest = window.tokens, seen - window.size
         starts = {i: i * size - oldest for i in earlier if taps.meets(size, block - i)}
         blocks = {
-            i: known.get(i) or BlockSpectrum(between(tokens, start, start + size), _ByChannel())
+            i: shared.get(i) or BlockSpectrum(between(tokens, start, start + size), _ByChannel())
             for i, start in starts.items()
         }
         return cls(taps, size, block, blocks, _ByChannel()) if blocks else None
 
-    def map_batch(self, change: Callable[[Tensor], Tensor], known: dict[int, BlockSpectrum]) -> Contribution:
-        """The task of other rows; ``known`` collects its blocks, and gives those that it has."""
+    def map_batch(self, change: Callable[[Tensor], Tensor], shared: dict[int, BlockSpectrum]) -> Contribution:
+        """The task of other rows; ``shared`` collects its blocks, and gives those that it has."""
         for i, block in self.blocks.items():
-            if i not in known:
-                known[i] = block.map_batch(change)
-        blocks = {i: known[i] for i in self.blocks}
+            if i not in shared:
+                shared[i] = block.map_batch(change)
+        blocks = {i: shared[i] for i in self.blocks}
         return Contribution(self.taps, self.size, self.block, blocks, self.result.map_batch(change))
 
     def advance(self, channels: int) -> None:

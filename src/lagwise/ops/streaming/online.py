@@ -89,8 +89,8 @@ class OnlineState(NamedTuple):
             return OnlineState(self.taps, window, self.seen - early, behind - early, current=False)
         far = []
         for pair in self.far:  # blocks that tasks of one size share stay shared
-            known: dict[int, BlockSpectrum] = {}
-            far.append(tuple(None if task is None else task.map_batch(change, known) for task in pair))
+            shared: dict[int, BlockSpectrum] = {}
+            far.append(tuple(None if task is None else task.map_batch(change, shared) for task in pair))
         tiles = tuple(tile.map_batch(change, {}) for tile in self.tiles)
         due = None if self.due is None else change(self.due)
         return OnlineState(self.taps, window, self.seen, behind, tuple(far), tiles, due, self.current)
@@ -100,7 +100,7 @@ class OnlineState(NamedTuple):
         """Join the rows of several states with the same taps to one batch. Rows that have seen fewer tokens get zeros
         before their first token; contributions to later tokens are computed again."""
         seen = max(state.seen for state in states)
-        taps = max((state.taps for state in states), key=lambda taps: taps.made)
+        taps = max((state.taps for state in states), key=lambda taps: taps.computed)
         behind = torch.cat([state.behind + (seen - state.seen) for state in states])
         window = Window.join([state.window for state in states])
         return OnlineState(taps, window, seen, behind, current=False)
@@ -138,27 +138,27 @@ def online_prefill(x: Tensor, state: OnlineState) -> tuple[Tensor, OnlineState]:
     if len(shape) != 3 or shape[0] != batch or shape[2] != channels or shape[1] == 0:
         raise ValueError(f"x must be (batch={batch}, length >= 1, channels={channels}), got {tuple(shape)}")
     # A loop over blocks is not worth compiling.
-    return _outside_graphs(x, state) if torch.compiler.is_compiling() else _pieces(x, state)
+    return _outside_graphs(x, state) if torch.compiler.is_compiling() else _by_chunk(x, state)
 
 
-def _pieces(x: Tensor, state: OnlineState) -> tuple[Tensor, OnlineState]:
+def _by_chunk(x: Tensor, state: OnlineState) -> tuple[Tensor, OnlineState]:
     if x.dtype != state.taps.near.dtype:
         x = x.to(state.taps.near.dtype)
     if x.shape[1] == 1:
         return _token(x, state)
     parts, start = [], 0
     while start < x.shape[1]:
-        size = _piece(state, x.shape[1] - start)
+        size = _chunk_size(state, x.shape[1] - start)
         y, state = _next(x[:, start : start + size], state)
         parts.append(y)
         start += size
     return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)), state
 
 
-_outside_graphs = torch.compiler.disable(_pieces)
+_outside_graphs = torch.compiler.disable(_by_chunk)
 
 
-def _piece(state: OnlineState, left: int) -> int:
+def _chunk_size(state: OnlineState, left: int) -> int:
     """Number of the remaining tokens to take at once: the whole start of a text, or up to the end of the smallest
     block or of the large one, or the largest block that starts here, or any number of blocks so large that the taps end
     within one."""
@@ -236,13 +236,13 @@ def _far(state: OnlineState) -> tuple[tuple[Contribution | None, ...], ...]:
     size = state.taps.large
     while size <= state.seen and state.taps.meets(size, 2):
         block = state.seen // size
-        known = {f.block: f for f in (state.far[len(far)] if len(far) < len(state.far) else ()) if f is not None}
-        blocks = {i: b for task in known.values() for i, b in task.blocks.items()}
+        previous = {f.block: f for f in (state.far[len(far)] if len(far) < len(state.far) else ()) if f is not None}
+        blocks = {i: b for task in previous.values() for i, b in task.blocks.items()}
         pair = []
         for index in (block, block + 1):
             # Blocks that are farther, whose parents are two apart, meet at their parents' size.
             earlier = range(max(0, (index // GROWTH - 1) * GROWTH), index - 1)
-            task = known.get(index) or Contribution.of(
+            task = previous.get(index) or Contribution.of(
                 state.taps, size, index, earlier, state.window, state.seen, blocks
             )
             blocks.update(task.blocks if task else {})
@@ -254,12 +254,12 @@ def _far(state: OnlineState) -> tuple[tuple[Contribution | None, ...], ...]:
 
 def _tiles(state: OnlineState, start: int) -> tuple[Contribution, ...]:
     """The contributions to the block from ``start`` on of the halves before its own, and of the large block before."""
-    known = {(tile.block, tile.size): tile for tile in state.tiles}
+    previous = {(tile.block, tile.size): tile for tile in state.tiles}
     tiles, size = [], ONLINE_BLOCK
     while size <= state.taps.large:
         block = start // size
         if block and (size == state.taps.large or block % 2):
-            tile = known.get((block, size))
+            tile = previous.get((block, size))
             tiles.append(tile or Contribution.of(state.taps, size, block, [block - 1], state.window, state.seen, {}))
         size *= 2
     return tuple(tile for tile in tiles if tile is not None)

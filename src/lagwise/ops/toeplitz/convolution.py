@@ -117,8 +117,8 @@ class _Contraction(torch.autograd.Function):
         operands.insert(ctx.index, grad)  # in the place of the result
         for position, needed in zip(sorted({0, 1, 2} - {ctx.index}), ctx.needs_input_grad[:2], strict=True):
             others = [operand for other, operand in enumerate(operands) if other != position]
-            found = _Contraction.apply(*others, position, ctx.form).to(operands[position].dtype) if needed else None
-            gradients.append(found)
+            gradient = _Contraction.apply(*others, position, ctx.form).to(operands[position].dtype) if needed else None
+            gradients.append(gradient)
         return *gradients, None, None
 
     @staticmethod
@@ -440,8 +440,8 @@ def _gated_compute(pair: Tensor, kernel: Tensor, origin: int, engine: str, keep:
     else:
         y, spectra, keep = convolution(F.silu(value), kernel, origin, engine), [], False
         out = F.silu(gate) * y
-    kept = map(torch.view_as_real, spectra) if keep else (pair.new_empty(0, dtype=torch.float32) for _ in range(2))
-    return out, y, *kept
+    saved = map(torch.view_as_real, spectra) if keep else (pair.new_empty(0, dtype=torch.float32) for _ in range(2))
+    return out, y, *saved
 
 
 def _gated_like(pair: Tensor, kernel: Tensor, origin: int, engine: str, keep: bool) -> tuple[Tensor, ...]:
@@ -476,7 +476,7 @@ def _gated_gradients(
 _gated_operator = graph_operator(
     "gated_product",
     _gated_compute,
-    lambda args, kept, grads, _: _gated_gradients(*grads, *args[:2], *kept, *args[2:]),
+    lambda args, saved, grads, _: _gated_gradients(*grads, *args[:2], *saved, *args[2:]),
     _gated_like,
-    kept=3,
+    saved=3,
 )

@@ -27,7 +27,7 @@ _OVERLAP_SAVE_MIN_RATIO = 8
 _POINTS_PER_TAP = 4
 # Causal taps beyond this are cut into parts of about this many lags, or into this many parts: an output then carries
 # the rounding of its own frame and of the past, not of the whole signal (docs/log.md, "long causal products").
-_PART, _MOST_PARTS = 8192, 16
+_PART, _MAX_PARTS = 8192, 16
 
 
 def fast_length(minimum: int) -> int:
@@ -78,7 +78,7 @@ def plan_product(length: int, n_taps: int, origin: int, engine: str) -> Plan:
     Overlap-save drops the first n_taps - 1 outputs of every frame, so it is exact for any signal length.
     """
     if engine != "fft" and origin == 0 and n_taps > _PART:
-        parts = min(_MOST_PARTS, -(-n_taps // _PART))
+        parts = min(_MAX_PARTS, -(-n_taps // _PART))
         hop = fast_length(2 * -(-n_taps // parts)) // 2
         return Plan(2 * hop, -(-length // hop), hop, hop, hop, -(-n_taps // hop))
     long = length >= _OVERLAP_SAVE_MIN_LENGTH and length >= _OVERLAP_SAVE_MIN_RATIO * n_taps
