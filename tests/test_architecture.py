@@ -228,11 +228,11 @@ def test_a_layer_and_a_token_enter_few_files() -> None:
     layer(x)  # C loops are compiled, and plans made, by the first call
     files = entered(lambda: layer(x))
     assert "mixers/toeplitz.py" in files
-    assert len(files) <= 20, sorted(files)
+    assert len(files) <= 17, sorted(files)
     ids, cache = torch.randint(0, 256, (1, 8)), model.eval().model.new_cache()
     with torch.no_grad():
         model(ids, cache=cache, use_cache=True)
         model(ids[:, :1], cache=cache, use_cache=True)
         files = entered(lambda: model(ids[:, :1], cache=cache, use_cache=True, logits_to_keep=1))
     assert "ops/streaming/online.py" in files
-    assert len(files) <= 21, sorted(files)
+    assert len(files) <= 19, sorted(files)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,7 +14,6 @@ from torch.utils import _pytree as pytree
 
 from lagwise.ops import Modes
 from lagwise.ops.operation import recorded
-from lagwise.ops.precision import KeepsFloat32
 
 _Part = TypeVar("_Part", bound=nn.Module)
 
@@ -23,6 +22,26 @@ _MAX_COMPARED_VALUES, _MAX_CACHED_VALUES = 1 << 18, 1 << 22  # 1 MB to compare, 
 # Taps below this, relative to the largest, cannot change a sum in this precision.
 _NEGLIGIBLE = {torch.float64: 1e-17}
 _NEGLIGIBLE_FLOAT32 = 1e-8
+
+
+class KeepsFloat32(nn.Module):
+    """A module some of whose parameters stay in at least float32 when it is changed to less, as by
+    ``module.bfloat16()``, or loaded in less: the error of a rounded pole grows with the text."""
+
+    #: names of these parameters; models collect them from all of their modules
+    kept_in_float32: ClassVar[tuple[str, ...]] = ()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        parameters = [p for name in self.kept_in_float32 if (p := getattr(self, name)) is not None]
+        parameters += [p.grad for p in parameters if p.grad is not None]
+
+        def careful(t: Tensor) -> Tensor:
+            changed = fn(t)
+            if not any(t is each for each in parameters) or torch.finfo(changed.dtype).bits >= 32:
+                return changed
+            return t.to(changed.device)
+
+        return super()._apply(careful, recurse)
 
 
 class LagKernel(KeepsFloat32):

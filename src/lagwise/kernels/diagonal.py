@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from lagwise.kernels.base import LagKernel, joined_sides
 from lagwise.ops import Modes
+from lagwise.ops.operation import symbolic
 from lagwise.ops.recurrence import modal_taps, modal_taps_of, zoh_inputs, zoh_tokens
-from lagwise.ops.symbolic import symbolic
 from lagwise.tables import check_integer
 
 _SLOWEST = 1000.0  # tokens that the slowest initial modes last

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from lagwise.kernels.base import LagKernel
 from lagwise.mixers.state import join_states, leaves, select_rows
 from lagwise.ops import Layout
-from lagwise.ops.operation import traced
+from lagwise.ops.operation import symbolic, traced
 from lagwise.ops.packing import per_document
-from lagwise.ops.symbolic import symbolic
 
 _CONTINUOUS = "use mixers and kernels in continuous time, such as s4d, dss, s5, lru, cema and ema"
 

@@ -13,10 +13,10 @@ from lagwise.mixers.base import Mixer, masked
 from lagwise.mixers.derived import Derived
 from lagwise.ops import EXACT_ENGINES, Layout, ema_scan, toeplitz_product
 from lagwise.ops.fused.average import moving_average
+from lagwise.ops.operation import symbolic
 from lagwise.ops.product import saved_engine
 from lagwise.ops.recurrence import DiagonalSSM, ema_blocks, ema_taps, zoh_sums, zoh_tokens
 from lagwise.ops.shards import Shard, documents
-from lagwise.ops.symbolic import symbolic
 from lagwise.ops.window import Window, displaced, extended
 from lagwise.tables import known
 

@@ -14,7 +14,7 @@ from lagwise.kernels.base import cached
 from lagwise.ops import Layout, SKIPlan, causal_ski_product, ski_product, toeplitz_product
 from lagwise.ops.constants import cached_tables, table_device
 from lagwise.ops.host import added, read_counts
-from lagwise.ops.operation import traced
+from lagwise.ops.operation import symbolic, traced
 from lagwise.ops.packing import move_rows, row_extents
 from lagwise.ops.ski import (
     SAMPLED_LAGS,
@@ -27,7 +27,6 @@ from lagwise.ops.ski import (
     ski_error,
     split_kernel,
 )
-from lagwise.ops.symbolic import symbolic
 from lagwise.ops.toeplitz import convolution
 from lagwise.ops.window import Window, extended, ordered, ring_of, ring_product, ring_tokens, ring_write, spaced
 from lagwise.tables import check_integer

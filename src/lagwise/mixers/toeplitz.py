@@ -15,6 +15,7 @@ from lagwise.mixers.base import Mixer, masked
 from lagwise.mixers.derived import Derived
 from lagwise.mixers.ski import CausalSKI, TwoSidedSKI
 from lagwise.ops import ENGINES, Layout, online_prefill, toeplitz_product
+from lagwise.ops.operation import symbolic
 from lagwise.ops.packing import from_first_token
 from lagwise.ops.product import saved_engine
 from lagwise.ops.recurrence import Blocks, DiagonalSSM, zoh_sums
@@ -26,7 +27,6 @@ from lagwise.ops.streaming import (
     WindowState,
     due_step,
 )
-from lagwise.ops.symbolic import symbolic
 from lagwise.ops.toeplitz import dilated_prefill, fast_length, gated_product, reachable_taps, spectral_product
 from lagwise.ops.tokens import apply_linear, linears, silu_product, with_biases
 from lagwise.tables import build, known

@@ -36,10 +36,9 @@ from lagwise.models.rates import require_rate, require_times, set_rate
 from lagwise.models.remote_code import LoadedSafely
 from lagwise.models.sharded import require_shards, require_whole_layers
 from lagwise.ops import Layout
-from lagwise.ops.operation import device_check, exporting, in_graph, traced
+from lagwise.ops.operation import device_check, exporting, in_graph, symbolic, traced
 from lagwise.ops.packing import tokens_last
 from lagwise.ops.shards import Shard
-from lagwise.ops.symbolic import symbolic
 from lagwise.tables import build, known
 
 # Arguments that transformers passes to every model and that have no effect here.

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily as without_fakes  # noqa: F401
 from torch.autograd import forward_ad
+from torch.fx.experimental.symbolic_shapes import has_static_value
 from torch.utils._device import DeviceContext
 
 # One concept: how a call becomes a computation. Modes, operators and classes of operations are of no use alone.
@@ -40,6 +41,25 @@ def exporting() -> bool:
 def in_graph() -> bool:
     """Whether `torch.compile` records a graph. Exporters record one too, but cannot save operators of lagwise."""
     return torch.compiler.is_compiling() and not exporting()
+
+
+def symbolic(length: int) -> bool:
+    """Whether a length is a symbol of a graph being exported, so that nothing may depend on its value."""
+    return not isinstance(length, int)
+
+
+def open_length(length: int) -> bool:
+    """Whether a graph being recorded may have to hold for other lengths, too."""
+    return symbolic(length) or in_graph()
+
+
+def chunk_count(length: int, size: int) -> int:
+    """Number of chunks of a size that hold a length: at least two where a graph leaves it open, because a graph of a
+    single chunk works for no other number."""
+    if symbolic(length):
+        return length // size + 2
+    whole = -(-length // size)
+    return whole if has_static_value(length) else cast("int", torch.sym_max(whole, 2))
 
 
 def transformed() -> bool:
@@ -71,6 +91,11 @@ def recorded() -> bool:
 def differentiable() -> bool:
     """Whether the results of this backward pass are differentiated again (``create_graph=True``) or transformed."""
     return not torch.compiler.is_compiling() and (torch.is_grad_enabled() or transformed())
+
+
+def compute_dtype(x: Tensor, taps: Tensor) -> torch.dtype:
+    """float64 if either input is, otherwise float32: half-precision FFTs are unsupported or too inaccurate."""
+    return torch.float64 if {x.dtype, taps.dtype} & {torch.float64, torch.complex128} else torch.float32
 
 
 def cpu_graph(x: Tensor, *_: Any) -> bool:

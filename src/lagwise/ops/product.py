@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lagwise.ops.precision import compute_dtype
-from lagwise.ops.symbolic import symbolic
+from lagwise.ops.operation import compute_dtype, symbolic
 from lagwise.ops.toeplitz.block import centre, toeplitz_matrix
 from lagwise.ops.toeplitz.convolution import convolution, is_direct, reachable_taps
 

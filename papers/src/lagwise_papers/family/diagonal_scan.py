@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lagwise.ops.operation import traced
 from lagwise.ops.recurrence import ema_blocks
-from lagwise.ops.symbolic import symbolic_product
+from lagwise.ops.toeplitz.direct import symbolic_product
 
 
 def diagonal_scan(x: Tensor, log_decay: Tensor, angle: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -13,8 +13,8 @@ from lagwise.mixers.derived import Derived
 from lagwise.mixers.toeplitz import gated_width
 from lagwise.ops import Layout
 from lagwise.ops.attention import rotary_factors, rotate
+from lagwise.ops.operation import chunk_count
 from lagwise.ops.packing import move_rows, row_extents
-from lagwise.ops.symbolic import chunk_count
 from lagwise.ops.window import Window, extended, latest, ordered, recent
 from lagwise.tables import check_integer
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer, check_heads
 from lagwise.ops import Layout
+from lagwise.ops.operation import symbolic
 from lagwise.ops.shards import documents
-from lagwise.ops.symbolic import symbolic
 from lagwise.tables import check_integer, known
 from lagwise_papers.family.linear_products import linear_attention
 

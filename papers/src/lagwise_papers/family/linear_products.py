@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.symbolic import symbolic
+from lagwise.ops.operation import symbolic
 
 _CHUNK_TOKENS = 64
 

@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lagwise.kernels.base import KeepsFloat32
 from lagwise.mixers.base import Mixer, masked
 from lagwise.mixers.derived import Derived
 from lagwise.ops import Layout
-from lagwise.ops.precision import KeepsFloat32
+from lagwise.ops.operation import symbolic
 from lagwise.ops.recurrence import varying_scan, zoh_tokens
 from lagwise.ops.shards import documents
-from lagwise.ops.symbolic import symbolic
 from lagwise_papers.family.diagonal_scan import diagonal_graph_scan, diagonal_scan
 
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from lagwise.mixers.base import Mixer, check_heads
 from lagwise.mixers.derived import Derived
 from lagwise.ops import Layout
+from lagwise.ops.operation import chunk_count, symbolic
 from lagwise.ops.streaming import WindowState
-from lagwise.ops.symbolic import chunk_count, symbolic
 from lagwise.ops.window import Window, extended, latest, ordered, recent
 from lagwise.tables import check_integer
 

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import has_static_value
 
 from lagwise.ops.host import on_host
-from lagwise.ops.operation import Engine, Values, cpu_graph, operation, recorded
-from lagwise.ops.symbolic import chunk_count, open_length, symbolic
+from lagwise.ops.operation import Engine, Values, chunk_count, cpu_graph, open_length, operation, recorded, symbolic
 from lagwise.tables import known
 
 ATTENTION_FUNCTIONS = ("softmax", "laplace", "relu2")

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from lagwise.ops.attention.chunked import attend_window
 from lagwise.ops.constants import table_device
-from lagwise.ops.operation import traced
-from lagwise.ops.symbolic import open_length, symbolic
+from lagwise.ops.operation import open_length, symbolic, traced
 
 _QUERIES_AT_ONCE = 512
 _FEATURES = 4  # parts of a position: 32 bits in bfloat16

@@ -5,9 +5,10 @@ cache for later processes (`load_compiled`). Without a compiler, on systems othe
 ``LAGWISE_NATIVE=0``, callers use PyTorch, which gives the same results for finite values.
 """
 
-from lagwise.ops.native.convolution import convolve, convolve_gradients
 from lagwise.ops.native.library import MIN_ELEMENTS, available, lanes, serves
 from lagwise.ops.native.loops import (
+    convolve,
+    convolve_gradients,
     gated_grid,
     gated_grid_gradients,
     lag_products,

@@ -12,11 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.operation import cpu_graph, graph_operator, in_graph
-from lagwise.ops.precision import compute_dtype
+from lagwise.ops.operation import chunk_count, compute_dtype, cpu_graph, graph_operator, in_graph, symbolic
 from lagwise.ops.recurrence.scan import block_scan, varying_scan
-from lagwise.ops.symbolic import FINE, chunk_count, symbolic, symbolic_product
 from lagwise.ops.toeplitz.block import toeplitz_blocks
+from lagwise.ops.toeplitz.direct import symbolic_product
 
 _BLOCK_TOKENS = 32
 _LONG_BLOCK = 64  # tokens, for long signals: their states, one per block, cost more than the work inside blocks
@@ -24,6 +23,7 @@ _LONG_SIGNAL_TOKENS, _LONG_AVERAGE_TOKENS = 8192, 32768
 _SIGNAL_ELEMENTS = 1 << 20  # elements of the tokens processed at a time
 _NEAR, _TERMS = 0.5, 14  # the series is exact to float64's last digit up to this radius
 _MIN_RADIUS = 1e-30  # smallest pole whose logarithm is taken: its powers are negligible
+_FINE = 64  # distance of exponentials over a symbolic number of lags; those between are products
 _FASTEST = -1e3  # least ln q: nothing is left after one token, and powers are not NaN as they would be for ln 0
 
 
@@ -440,7 +440,7 @@ def _checked(length: int, truncation: int | None = None) -> int:
 def _digits(length: int, *, graph: bool = False) -> tuple[int, int]:
     """Numbers of coarse and of fine digits of lags. A graph serves other lengths too, so that none of its sizes may
     follow from the digits of one."""
-    fine = FINE if graph or symbolic(length) else 1 << ((length - 1).bit_length() + 1) // 2
+    fine = _FINE if graph or symbolic(length) else 1 << ((length - 1).bit_length() + 1) // 2
     return chunk_count(length, fine) if symbolic(length) else -(-length // fine), fine
 
 

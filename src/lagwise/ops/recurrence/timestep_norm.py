@@ -9,9 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.operation import in_graph
-from lagwise.ops.precision import compute_dtype
-from lagwise.ops.symbolic import chunk_count, symbolic
+from lagwise.ops.operation import chunk_count, compute_dtype, in_graph, symbolic
 
 _LARGEST_EXPONENT = 300.0  # the scales within a block stay below it: exp(300) times a mean is finite in float64
 _GRAPH_BLOCK = 512  # tokens of a block in a graph for any length

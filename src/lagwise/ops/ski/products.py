@@ -20,8 +20,16 @@ from lagwise.ops.constants import cached_tables
 from lagwise.ops.fused import convolution as fused_convolution
 from lagwise.ops.fused import fused
 from lagwise.ops.host import on_host
-from lagwise.ops.operation import Engine, Values, in_graph, loop_operator, operation
-from lagwise.ops.precision import compute_dtype
+from lagwise.ops.operation import (
+    Engine,
+    Values,
+    chunk_count,
+    compute_dtype,
+    in_graph,
+    loop_operator,
+    operation,
+    symbolic,
+)
 from lagwise.ops.ski.interpolation import (
     BlockWeights,
     NodeGrid,
@@ -34,7 +42,6 @@ from lagwise.ops.ski.interpolation import (
     row_weights,
     spaced_grid,
 )
-from lagwise.ops.symbolic import chunk_count, symbolic
 from lagwise.ops.toeplitz.block import toeplitz_matrix
 from lagwise.ops.toeplitz.convolution import Chosen, convolution
 from lagwise.ops.toeplitz.direct import convolve, direct_gradients, owned

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.precision import compute_dtype
+from lagwise.ops.operation import compute_dtype
 
 _LAG_BLOCK, _SHORT_LAG_BLOCK = 32, 16  # the shorter for fewer lags than the longer has
 

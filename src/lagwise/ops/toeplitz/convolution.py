@@ -20,15 +20,16 @@ from lagwise.ops.operation import (
     Engine,
     Operation,
     Values,
+    compute_dtype,
     definitions_only,
     graph_operator,
     in_graph,
     operation,
+    symbolic,
 )
-from lagwise.ops.precision import compute_dtype
-from lagwise.ops.symbolic import symbolic, symbolic_product
 from lagwise.ops.toeplitz import direct, spectral
 from lagwise.ops.toeplitz.block import centre
+from lagwise.ops.toeplitz.direct import symbolic_product
 from lagwise.ops.tokens import with_biases
 
 # Largest numbers of lags for which this engine is faster, forward and backward, on the CPU in float32, with and without

@@ -8,9 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lagwise.ops.operation import compute_dtype, symbolic
 from lagwise.ops.packing import row_extents
-from lagwise.ops.precision import compute_dtype
-from lagwise.ops.symbolic import symbolic
 from lagwise.ops.toeplitz.convolution import convolution
 from lagwise.ops.window import Window, extended, ordered, spaced
 from lagwise.tables import check_integer

@@ -11,8 +11,7 @@ from torch import Tensor
 from lagwise.ops import native
 from lagwise.ops.fused import convolution as fused_convolution
 from lagwise.ops.fused import fused
-from lagwise.ops.operation import loop_operator, recorded, transformed
-from lagwise.ops.precision import compute_dtype
+from lagwise.ops.operation import compute_dtype, loop_operator, recorded, transformed
 from lagwise.ops.toeplitz.block import block_lag_products
 
 # Number of passes over the signal that a gradient by blocks is worth, and the limit for few rows (docs/log.md).
@@ -127,3 +126,15 @@ def convolve(x: Tensor, taps: Tensor, origin: int, dilation: int = 1) -> Tensor:
         y = F.conv2d(image, weight[:, None, :, None], padding=(padding, 0), groups=channels)
         y = y[:, :, padding - before :][:, :, :rows].permute(0, 2, 3, 1)
         return y.flatten(1, 2)[:, : x.shape[1]]
+
+
+def symbolic_product(x: Tensor, taps: Tensor, origin: int, dilation: int = 1) -> Tensor:
+    """`direct_product` at a symbolic length, for any number of taps.
+
+    A depthwise convolution: O(length * taps), exactly causal.
+    """
+    dtype, count = compute_dtype(x, taps), taps.shape[1]
+    with torch.autocast(x.device.type, enabled=False):
+        padded = F.pad(x.to(dtype).transpose(1, 2), ((count - 1 - origin) * dilation, origin * dilation))
+        y = F.conv1d(padded, taps.to(dtype).flip(1)[:, None], groups=x.shape[2], dilation=dilation)
+    return y.transpose(1, 2).to(x.dtype)

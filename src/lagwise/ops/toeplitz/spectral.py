@@ -13,8 +13,7 @@ from torch import Tensor
 from lagwise.ops import native
 from lagwise.ops.fused import frames as fused_frames
 from lagwise.ops.fused.frames import Frames
-from lagwise.ops.operation import Engine, Values, operation
-from lagwise.ops.precision import compute_dtype
+from lagwise.ops.operation import Engine, Values, compute_dtype, operation
 
 # Working set of one group of channels on the CPU, in real elements of the padded signal. 2**19 float32 values are
 # 2 MB: spectra stay in cache and freed buffers are reused rather than mapped afresh (docs/log.md, "channel groups").
