@@ -286,7 +286,7 @@ class ChunkedAttention(Derived):
         return chunked_attention(query, key, value, chunk=chunk, bias=bias, mask=mask, **options)
 
     def _lag_bias(self, reach: int) -> Tensor | None:
-        """Biases ``(heads, 2 * reach - 1)``, lag ``-(reach - 1)`` first."""
+        """Return biases ``(heads, 2 * reach - 1)``, lag ``-(reach - 1)`` first."""
         if self.rotary_pair is None:
             return _nearest(self.lag_table, reach)
         # Copy: weights mapped from a file may have any address, and complex numbers need an aligned one.

@@ -277,7 +277,7 @@ class ToeplitzMixer(Derived, Mixer):
         return super().mix_columns(x, layout, width)
 
     def taps(self, length: int) -> Tensor:
-        """Taps for a signal of this length, or all taps if a graph leaves it open."""
+        """Return taps for a signal of this length, or all taps if a graph leaves it open."""
         if self._frozen is LongTaps and (taps := self.derived().taps) is not None:
             return taps if symbolic(length) else taps[:, :length]
         support = self.kernel.support

@@ -190,7 +190,7 @@ class PatchInput(nn.Conv2d):
         return F.linear(patches.flatten(3).flatten(1, 2).to(self.weight.dtype), self.weight.flatten(1), self.bias)
 
     def grid(self, pixel_values: Tensor) -> tuple[int, int]:
-        """Rows and columns of patches."""
+        """Return the numbers of rows and columns of patches."""
         return pixel_values.shape[2] // self.stride[0], pixel_values.shape[3] // self.stride[1]
 
     @staticmethod

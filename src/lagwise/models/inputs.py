@@ -133,8 +133,8 @@ def _from_positions(position_ids: Tensor | None, attention_mask: Tensor | None) 
 def token_positions(
     batch: int, length: int, layout: Layout, cache: StreamingCache | None, device: torch.device
 ) -> Tensor:
-    """Positions ``(batch, length)`` among the real tokens of a text, or of each document of a packed row. Padding has
-    the position of the token before it, or 0. A cache counts on."""
+    """Return positions ``(batch, length)`` among the real tokens of a text, or of each document of a packed row.
+    Padding has the position of the token before it, or 0. A cache counts on."""
     if layout.mask is None:
         positions = torch.arange(length, device=device).expand(batch, length)
     else:

@@ -137,7 +137,7 @@ class SignalOutputs(nn.Module):
         return self.power(power.flatten(2).to(self.power.weight.dtype))
 
     def forward(self, hidden: Tensor, filtered: Tensor | None) -> Tensor:
-        """Output samples ``(batch, steps * stride, outputs)``, in at least float32."""
+        """Return output samples ``(batch, steps * stride, outputs)``, in at least float32."""
         y = self.direct(hidden).unflatten(-1, (self.features, self.stride))
         if filtered is not None:
             pairs = filtered.unflatten(-1, (2, self.bands))
@@ -234,8 +234,8 @@ class LagwiseForSignalRegression(Head):
     def answer(
         self, input_values: Tensor, before: Tensor | None, attention_mask: Tensor | None = None, **options: Any
     ) -> tuple[Tensor, Tensor | None, Any]:
-        """Output samples, the standardised samples that the windows of later steps reach back to, and the output of the
-        backbone.
+        """Return output samples, the standardised samples that the windows of later steps reach back to, and the output
+        of the backbone.
 
         before: those samples of the part of the signal before, None for its beginning. options: of the backbone, such
         as a cache.

@@ -266,7 +266,7 @@ class InPlace(nn.Module):
 
 
 def _versions(model: nn.Module) -> list[tuple[int, int]]:
-    """Addresses and versions of a model's tensors. They change with the weights, except for changes through
+    """Return addresses and versions of a model's tensors. They change with the weights, except for changes through
     ``.data``."""
     tensors = (*model.parameters(), *model.buffers())
     return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]

@@ -109,7 +109,7 @@ def export_run(
 
 
 def _notes(run: Path, model: Any, integers: dict[str, Any] | None) -> list[str]:
-    """Lines about a model for the header of C code: inputs, outputs, and the certificate of its conversion."""
+    """Return lines about a model for the header of C code: inputs, outputs, and the certificate of its conversion."""
     lines = [f"Model: {type(model).__name__}, {sum(p.numel() for p in model.parameters()):,} parameters."]
     if not isinstance(model, LagwiseForCausalLM):
         stream: Any = stream_of(model)

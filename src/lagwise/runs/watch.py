@@ -358,6 +358,6 @@ def _follow(path: Path, place: dict[str, int], stop: _Stop) -> Iterator[bytes]:
 
 
 def written(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Lines for people: bits per byte, threshold, ALARM where it is exceeded, and the text."""
+    """Return lines for people: bits per byte, threshold, ALARM where it is exceeded, and the text."""
     figures = "{bits_per_byte:9.3f} {threshold:9.3f} {mark:5} {text}\n"
     return "".join(figures.format(**row, mark="ALARM" if row["alarm"] else "") for row in rows)

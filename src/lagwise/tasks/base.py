@@ -256,8 +256,8 @@ class TaskData:
             save_tokenizer(without_template(self.tokenizer), folder, limit)
 
     def constant_scores(self) -> dict[str, float]:
-        """Scores on the validation rows of one answer for all rows: the accuracy of their most common class, or the
-        mean squared error of the training rows' mean. Empty for tasks without such an answer."""
+        """Return scores on the validation rows of one answer for all rows: the accuracy of their most common class, or
+        the mean squared error of the training rows' mean. Empty for tasks without such an answer."""
         return {}
 
     def notes(self) -> Sequence[str]:

@@ -165,7 +165,7 @@ def rotary(x: Tensor, positions: Tensor) -> Tensor:
 def rotary_factors(
     positions: Tensor, size: int, *, dtype: torch.dtype, limit: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of `rotary`'s angles, for `rotate`.
+    """Compute cosines and sines of `rotary`'s angles, for `rotate`.
 
     Shapes: positions as in `rotary`; result ``(*positions.shape, size / 2)`` twice, in float32 or the wider dtype.
     ``limit``: positions are in [0, limit), so that only these angles are computed. ValueError for an odd size.
@@ -293,7 +293,7 @@ def _in_chunks(
 
 
 def _filled(x: Tensor, chunk: int, whole: int) -> Tensor:
-    """Tokens up to a whole number of chunks, zeros at the end: no padding, which graphs keep apart from some."""
+    """Return tokens up to a whole number of chunks, zeros at the end: no padding, which graphs keep apart from some."""
     if symbolic(x.shape[2]):
         return F.pad(x, (0, 0, 0, whole * chunk - x.shape[2]))
     return torch.cat([x, x.new_zeros(*x.shape[:2], 2 * chunk, x.shape[3])], 2)[:, :, : whole * chunk]
@@ -359,7 +359,7 @@ def _rolled(shift: Tensor, length: int) -> Tensor:
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:
-    """Tokens of ``x`` ``(batch, heads, length, d)`` by an index ``(batch, length)`` for each row."""
+    """Return tokens of ``x`` ``(batch, heads, length, d)`` by an index ``(batch, length)`` for each row."""
     batch, _, length, _ = x.shape
     flat = index + length * torch.arange(batch, device=x.device)[:, None]
     tokens = x.transpose(1, 2).flatten(0, 1).index_select(0, flat.flatten())

@@ -120,8 +120,8 @@ def root(k, points):
 
 @launched
 def multiply(x, kernel, product, batch, channels, count, points, ADJOINT: tl.constexpr, BLOCK: tl.constexpr):
-    """Packed spectra x ``(batch, channels, count, points)`` times the spectrum of one channel's taps, or its conjugate,
-    divided by the number of points."""
+    """Return packed spectra x ``(batch, channels, count, points)`` times the spectrum of one channel's taps, or its
+    conjugate, divided by the number of points."""
     k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = k <= points // 2
     mirror = tl.where(k == 0, 0, points - k)

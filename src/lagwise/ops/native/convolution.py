@@ -64,8 +64,8 @@ def convolve_gradients(
     of_value: bool,
     of_taps: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of `convolve` with respect to value, taps, gate and biases, from its result's; empty tensors where they
-    are not wanted, and without a gate. Those of a gate and its value are computed together."""
+    """Compute gradients of `convolve` with respect to value, taps, gate and biases, from its result's; empty tensors
+    where they are not wanted, and without a gate. Those of a gate and its value are computed together."""
     grads = _gradients_like(grad, value, taps, plan, gate, biases, of_value, of_taps)
     value_grad, taps_grad, gate_grad, bias_grads = (t if t.numel() else None for t in grads)
     value, gate, grad = _rows(value), None if gate is None else _rows(gate), _rows(grad.to(value.dtype))

@@ -376,7 +376,7 @@ def _symbolic_rows(
 
 
 def _as_channels(z: Tensor, coarse: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows with different taps as channels of one row, for products with one kernel per channel."""
+    """Return rows with different taps as channels of one row, for products with one kernel per channel."""
     return (z, coarse) if coarse.dim() == 2 else (z.transpose(0, 1).flatten(1)[None], coarse.flatten(0, 1))
 
 

@@ -55,7 +55,7 @@ def centre(taps: Tensor) -> int:
 
 
 def block_lag_products(y: Tensor, x: Tensor, first: int, last: int) -> Tensor:
-    """Sums ``sum_i y_i x_{i - l}`` of every channel, also over the batch, for lags l = first..last.
+    """Compute sums ``sum_i y_i x_{i - l}`` of every channel, also over the batch, for lags l = first..last.
 
     Shapes: x and y ``(batch, length, channels)``; result ``(channels, last - first + 1)``. ValueError if first > last.
     """
