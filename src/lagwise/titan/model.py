@@ -154,8 +154,8 @@ def parallelize(model: TitanLM, *, parallel_dims: Any, training: Any, parallelis
         groups.append([backbone.norm])
     apart = {p for group in groups for part in group for p in part.parameters()} - _of_kernels(model)
     fully_shard(model, ignored_params=apart, reshard_after_forward=False, **options)  # first, so that it gets kernels
-    types = (TORCH_DTYPE_MAP[each] for each in (training.mixed_precision_param, training.mixed_precision_reduce))
-    options["mp_policy"] = MixedPrecisionPolicy(*types)
+    own, sums = (TORCH_DTYPE_MAP[each] for each in (training.mixed_precision_param, training.mixed_precision_reduce))
+    options["mp_policy"] = MixedPrecisionPolicy(param_dtype=own, reduce_dtype=sums)
     options["reshard_after_forward"] = parallelism.fsdp_reshard_after_forward != "never"
     for group in groups:
         fully_shard(group, ignored_params=_of_kernels(model), **options)
