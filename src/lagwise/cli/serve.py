@@ -80,8 +80,8 @@ def serve(
         raise ValueError(f"--compile is for language models; {str(run)!r} holds a {type(model).__name__}")
     name = run.resolve().name
     shown = f"[{host}]" if ":" in host else host
-    what = "" if scheduler else "the embeddings of "
-    typer.echo(plain(f"Serving {what}{name!r} at http://{shown}:{port}/v1 (Ctrl-C to stop)"))
+    kind = "" if scheduler else "the embeddings of "
+    typer.echo(plain(f"Serving {kind}{name!r} at http://{shown}:{port}/v1 (Ctrl-C to stop)"))
     app = make_app(scheduler, name, embedder=embedder, max_body=max_body, api_key=api_key, origins=cors or ())
     uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=5)
 

@@ -61,14 +61,14 @@ def compile_model(model: Any, how: bool | str = True) -> None:
 
 def _check_graphs(options: TrainingOptions) -> None:
     """ValueError if a step cannot run as CUDA graphs."""
-    what = f"`compile={REDUCE_OVERHEAD}`"
+    option = f"`compile={REDUCE_OVERHEAD}`"
     if default_device().type != "cuda":
-        raise ValueError(f"{what} needs an NVIDIA GPU, which is not here; take `compile=true`, or leave it out")
+        raise ValueError(f"{option} needs an NVIDIA GPU, which is not here; take `compile=true`, or leave it out")
     if group_size() > 1:  # which exchange gradients in the backward pass
-        raise ValueError(f"{what} is for one process, got {group_size()}; take `compile=true`")
+        raise ValueError(f"{option} is for one process, got {group_size()}; take `compile=true`")
     if options.accumulate > 1:  # the graph of a micro-batch would overwrite the gradients of the one before
         raise ValueError(
-            f"{what} does not go with `accumulate`, got {options.accumulate}; take `compile=true`, or a "
+            f"{option} does not go with `accumulate`, got {options.accumulate}; take `compile=true`, or a "
             "smaller `batch_size`"
         )
 
