@@ -194,7 +194,7 @@ def _codes(text: str | None) -> list[float] | None:
 
 
 def _number(value: float) -> str:
-    """Five significant digits, and all of larger whole parts."""
+    """Write a number with five significant digits, and all of larger whole parts."""
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e12 else f"{value:.5g}"
 
 

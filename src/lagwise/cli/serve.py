@@ -87,7 +87,7 @@ def serve(
 
 
 def _check_address(host: str, port: int) -> None:
-    """ValueError, before the model is loaded, if the server cannot listen there."""
+    """Raise ValueError, before the model is loaded, if the server cannot listen there."""
     try:
         with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
             pass

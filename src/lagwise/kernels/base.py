@@ -81,7 +81,7 @@ class LagKernel(KeepsFloat32):
         raise NotImplementedError
 
     def check_length(self, length: int) -> None:
-        """ValueError for a signal longer than `taps` supports."""
+        """Raise ValueError for a signal longer than `taps` supports."""
         if self.max_length is not None and length > self.max_length:
             raise ValueError(
                 f"this kernel has coefficients for {self.max_length} tokens, got a sequence of {length}; "

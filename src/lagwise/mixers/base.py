@@ -242,13 +242,13 @@ class Mixer(StreamModule):
         return None if self.takes_times else type(self).__name__
 
     def require_times(self) -> None:
-        """ValueError if it, or a mixer inside, counts tokens."""
+        """Raise ValueError if it, or a mixer inside, counts tokens."""
         for part in mixers_of(self):
             if (name := part.counts_tokens) is not None:
                 raise ValueError(f"{name} counts tokens, which therefore have no times of their own; {_CONTINUOUS}")
 
     def require_shards(self) -> None:
-        """ValueError if it, or a mixer inside, has no exact form for rows that are split between processes."""
+        """Raise ValueError if it, or a mixer inside, has no exact form for rows that are split between processes."""
         for part in mixers_of(self):
             if not part.takes_shards:
                 raise ValueError(
@@ -257,8 +257,8 @@ class Mixer(StreamModule):
                 )
 
     def require_fixed(self, *, online: bool = False) -> None:
-        """ValueError if the state grows with the text. online: whether exact kernels keep their long blocks outside the
-        step, so that they may be of any support."""
+        """Raise ValueError if the state grows with the text. online: whether exact kernels keep their long blocks
+        outside the step, so that they may be of any support."""
         for part in mixers_of(self)[1:]:
             part.require_fixed(online=online)
         if self.grows:
@@ -268,7 +268,7 @@ class Mixer(StreamModule):
             )
 
     def require_causal(self) -> None:
-        """ValueError if it has no streaming state."""
+        """Raise ValueError if it has no streaming state."""
         if not self.streams:
             raise ValueError(f"{type(self).__name__} does not stream: it has no state; run it on whole sequences")
         if not self.causal:
@@ -321,7 +321,7 @@ def state_grows(mixer: Mixer) -> bool:
 
 
 def check_heads(channels: int, heads: int) -> None:
-    """ValueError unless heads divides the channels."""
+    """Raise ValueError unless heads divides the channels."""
     if heads < 1 or channels % heads:
         raise ValueError(f"heads must divide the {channels} channels, got {heads}")
 
@@ -365,7 +365,7 @@ def padded_prefill(prefill: Prefill, x: Tensor, state: Any, layout: Layout) -> t
 
 
 def require_rows(x: Tensor, state: Any) -> None:
-    """ValueError if x and a state have different numbers of rows."""
+    """Raise ValueError if x and a state have different numbers of rows."""
     rows = next((len(part) for part in leaves(state)), None)
     if rows is not None and rows != x.shape[0]:
         raise ValueError(f"tokens must have the stream's {rows} rows, got {x.shape[0]}")

@@ -181,7 +181,7 @@ class ChunkedAttention(Derived):
     def _next(
         self, query: Tensor, key: Tensor, value: Tensor, state: ChunkState, mask: Tensor | None = None
     ) -> tuple[Tensor, ChunkState]:
-        """Several tokens, with padding only before the first of a row."""
+        """Mix several tokens, with padding only before the first of a row."""
         n, seen, reach = query.shape[1], state.seen, _reach(state)
         stored = reach if isinstance(state.key, Tensor) else state.key.size
         in_graph, chunk = isinstance(state.key, Tensor), reach // self.chunks

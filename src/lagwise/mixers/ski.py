@@ -39,7 +39,7 @@ Length = TypeVar("Length", int, Tensor)
 
 
 def _check_extent(kernel: LagKernel, x: Tensor, layout: Layout) -> None:
-    """ValueError for a row that is longer than the kernel supports."""
+    """Raise ValueError for a row that is longer than the kernel supports."""
     if kernel.max_length is not None and not symbolic(x.shape[1]) and x.shape[1] > kernel.max_length:
         kernel.check_length(x.shape[1] if layout.mask is None else layout.extents[2])
 

@@ -29,7 +29,7 @@ class TokenInput(nn.Embedding):
 
     @staticmethod
     def check(input_ids: Tensor, vocab_size: int) -> None:
-        """ValueError for ids of a wrong type or shape, or outside the vocabulary."""
+        """Raise ValueError for ids of a wrong type or shape, or outside the vocabulary."""
         if input_ids.is_floating_point():
             raise ValueError(f"input_ids must be integers, got {input_ids.dtype}")
         if input_ids.dim() != 2 or 0 in input_ids.shape:
@@ -146,7 +146,7 @@ class ValueInput(nn.Linear):
 
     @staticmethod
     def check(input_values: Tensor, embedding: ValueInput) -> None:
-        """ValueError for values of a wrong shape, for infinity, for NaN without ``gaps``, and for times that are
+        """Raise ValueError for values of a wrong shape, for infinity, for NaN without ``gaps``, and for times that are
         negative or missing."""
         if input_values.dim() != 3 or 0 in input_values.shape or input_values.shape[2] != embedding.features:
             raise ValueError(
@@ -195,7 +195,7 @@ class PatchInput(nn.Conv2d):
 
     @staticmethod
     def check(pixel_values: Tensor, embedding: PatchInput) -> None:
-        """ValueError for images of a wrong shape, and for NaN or infinity."""
+        """Raise ValueError for images of a wrong shape, and for NaN or infinity."""
         side = embedding.stride[0]
         if pixel_values.dim() != 4 or 0 in pixel_values.shape or pixel_values.shape[1] != embedding.in_channels:
             colour = pixel_values.dim() == 4 and (embedding.in_channels, pixel_values.shape[1]) == (1, 3)
@@ -252,7 +252,7 @@ def standardised(x: Tensor, mean: list[float] | None, std: list[float] | None) -
 
 
 def check_scale(count: int, mean: list[float] | None, std: list[float] | None, noun: str, prefix: str = "") -> None:
-    """ValueError unless mean and std, where given, have a number for each feature, and std positive ones."""
+    """Raise ValueError unless mean and std, where given, have a number for each feature, and std positive ones."""
     for name, values in (("mean", mean), ("std", std)):
         if values is not None and len(values) != count:
             raise ValueError(f"{prefix}{name} must have a number for each of {count} {noun}, got {values}")
@@ -261,7 +261,7 @@ def check_scale(count: int, mean: list[float] | None, std: list[float] | None, n
 
 
 def check_finite(name: str, x: Tensor) -> None:
-    """ValueError if any value is NaN or infinite."""
+    """Raise ValueError if any value is NaN or infinite."""
     if torch.compiler.is_compiling() or transformed():
         return
     # The sum takes one pass over x. It is finite only if every value is, but finite values may overflow it.

@@ -112,7 +112,7 @@ class StreamingStep(nn.Module):
 
     @torch.no_grad()
     def _require_fixed_shapes(self) -> None:
-        """ValueError, with its name, if a mixer has no step of fixed shapes, as may be in other packages."""
+        """Raise ValueError, with its name, if a mixer has no step of fixed shapes, as may be in other packages."""
         weight = next(self.model.parameters())
         for mixer in self.model.modules():
             if not isinstance(mixer, Mixer):

@@ -88,8 +88,8 @@ class Layout:
         self._cached: dict[str, Any] = {}  # not `cached_property`, whose lock (Python 3.11) cannot be compiled
 
     def check(self, batch: int, length: int) -> None:
-        """ValueError unless mask, seq_idx and token_time are ``(batch, length)``, or times ``(batch, 1)``, and the
-        grid has that many positions."""
+        """Raise ValueError unless mask, seq_idx and token_time are ``(batch, length)``, or times ``(batch, 1)``, and
+        the grid has that many positions."""
         for name, value in (("mask", self.mask), ("seq_idx", self.seq_idx), ("token_time", self.token_time)):
             expected = (batch, 1) if name == "token_time" and self.by_row else (batch, length)
             if value is not None and value.shape != expected:

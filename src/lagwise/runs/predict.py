@@ -59,7 +59,7 @@ def predict_run(
 
 
 def check_output(task: Task, out: Path, source: str | None = None) -> None:
-    """ValueError for a file or folder that `save_predictions` does not write for the rows of a source."""
+    """Raise ValueError for a file or folder that `save_predictions` does not write for the rows of a source."""
     of_signals = task.head is LagwiseForSignalRegression
     if not out.parent.is_dir() or (out.suffix != ".csv" if out.suffix or not of_signals else out.is_file()):
         expected = "a .csv file, or of sounds a folder," if of_signals else "a .csv file"
@@ -85,14 +85,14 @@ def save_predictions(task: Task, rows: Sequence[Mapping[str, Any]], out: Path) -
 
 
 def _check_new(new: Iterable[str], existing: Collection[str]) -> None:
-    """ValueError if a column of predictions has the name of another column."""
+    """Raise ValueError if a column of predictions has the name of another column."""
     if taken := next((name for name in new if name in existing), None):
         raise ValueError(f"the rows already have a column {taken!r}, which predictions use; rename it")
 
 
 def _check(rows: Any, columns: Sequence[str], new: str, first: int) -> None:
-    """ValueError for a row without one of the columns, or rows with a column ``new``. first: The number of the first
-    row."""
+    """Raise ValueError for a row without one of the columns, or rows with a column ``new``. first: The number of the
+    first row."""
     _check_new([new], {name for row in rows for name in row} if isinstance(rows, list) else rows.column_names)
     for name in columns:
         if isinstance(rows, list):

@@ -182,7 +182,7 @@ class Watch:
         return encode_texts([line.decode(errors="replace") + "\n"], self.tokenizer, False)[0]
 
     def _nats(self, name: str | None, ids: np.ndarray) -> np.ndarray:
-        """Nats of the next tokens of a stream."""
+        """Compute nats of the next tokens of a stream."""
         begins = name not in self._streams
         if begins and len(self._streams) == MAX_STREAMS:
             del self.carried.caches[self._streams.popitem(last=False)[1][0]]
@@ -237,7 +237,7 @@ class Watch:
 
 
 def _held_out(run: Path, calibrate: Path | None) -> Iterator[bytes]:
-    """Held-out lines of a file, or of the test split of a run's own text."""
+    """Yield held-out lines of a file, or of the test split of a run's own text."""
     if calibrate is not None:
         with open(calibrate, "rb") as file:
             for lines in cut(iter(lambda: file.read(_READ), b"")):

@@ -128,7 +128,7 @@ class Task:
         return {"`length`": self.data.length}
 
     def check_config(self, config: Any) -> None:
-        """ValueError for a model that cannot read the task's inputs, as far as they are known."""
+        """Raise ValueError for a model that cannot read the task's inputs, as far as they are known."""
         if config.input_name != self.inputs:
             raise ValueError(f"the task provides {self.inputs}, but the model reads {config.input_name}")
 
@@ -243,7 +243,7 @@ class TaskData:
         return {}
 
     def check_model(self, model: Any) -> None:
-        """ValueError for a new model that cannot learn from the training data."""
+        """Raise ValueError for a new model that cannot learn from the training data."""
 
     def linear_rows(self) -> LinearRows:
         """The labelled rows of ``train`` and ``valid``, as a linear model reads them."""
@@ -418,7 +418,7 @@ def usable_lengths(lengths: Sequence[int] | None, default: Sequence[int], limit:
 
 
 def require_none(task: str, **options: Any) -> None:
-    """ValueError if an option is given that does not apply to the task."""
+    """Raise ValueError if an option is given that does not apply to the task."""
     for name, value in options.items():
         if value is not None:
             raise ValueError(f"`{name}` does not apply to the task {task}, got {value!r}")

@@ -129,7 +129,7 @@ class Forecasting(Task):
         return ("past_values",)
 
     def _encoded(self, model: Any, tokenizer: Any, rows: Records) -> list[dict[str, Tensor]]:
-        """Each row's ``past_values``: numbers of one series on any scale, null where missing; only the last
+        """Read each row's ``past_values``: numbers of one series on any scale, null where missing; only the last
         ``data.length`` are used."""
         encoded = []
         for row in rows:
@@ -192,7 +192,7 @@ class SeriesParts(TaskData):
         return self._windows("valid", drawn=max(1, tokens // self.task.data.length))
 
     def reduce(self, logits: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Squared and absolute errors; the first of the model's outputs are its forecasts."""
+        """Return squared and absolute errors; the first of the model's outputs are its forecasts."""
         errors = (logits[0] if isinstance(logits, tuple) else logits).float() - labels
         return errors.square(), errors.abs()
 
@@ -205,8 +205,8 @@ class SeriesParts(TaskData):
     def evaluate(
         self, model: Any, *, lengths: Sequence[int] | None = None, max_tokens: int | None = None, progress: bool = True
     ) -> dict[str, Any]:
-        """Errors on the windows of the test part (all, or as many evenly spaced ones as ``max_tokens`` rows allow),
-        beside those of repeating the last value."""
+        """Compute errors on the windows of the test part (all, or as many evenly spaced ones as ``max_tokens`` rows
+        allow), beside those of repeating the last value."""
         drawn = None if max_tokens is None else max(1, max_tokens // self.task.data.length)
         self._scored = {"test": self._windows("test", drawn=drawn)}
         result = super().evaluate(model, lengths=lengths, progress=progress)

@@ -215,7 +215,7 @@ class LabelledImages(LabelledRows):
         return {**class_fields(self.rows.label_names), "problem_type": "single_label_classification"}
 
     def linear_rows(self) -> LinearRows:
-        """ValueError for more images than the memory holds."""
+        """Raise ValueError for more images than the memory holds."""
         height, width = self.rows.size
         splits = [ImageExamples(self.rows.splits[split], self.reader) for split in ("train", "valid")]
         check_images_memory(sum(map(len, splits)), self.task.channels, height, width)

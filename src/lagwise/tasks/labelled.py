@@ -113,8 +113,8 @@ class Labelled(Task):
 
 
 def check_samples(task: Any, features: int, longest: int) -> None:
-    """ValueError if no training series fills a step of the model, or if its stride was found in the data and all are
-    very short beside their features, as in arrays of another layout. most: samples of the longest series."""
+    """Raise ValueError if no training series fills a step of the model, or if its stride was found in the data and all
+    are very short beside their features, as in arrays of another layout. longest: samples of the longest series."""
     stride, doubted = task.stride, task.finds_stride and features > longest > 1
     min_samples = MAX_STRIDE if doubted else max(2, stride)
     if longest >= min_samples:

@@ -42,7 +42,7 @@ def default_metric(kind: str) -> str:
 
 
 def check_metric(metric: str | None, kind: str, classes: Sequence[str] | None = None) -> None:
-    """ValueError for an unknown metric, or one of another kind of labels, as far as that is known (``auto``)."""
+    """Raise ValueError for an unknown metric, or one of another kind of labels, as far as that is known (``auto``)."""
     if metric is None:
         return
     known(metric, METRICS, "`metric`")

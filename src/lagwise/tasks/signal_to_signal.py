@@ -213,7 +213,7 @@ class SignalToSignal(Task):
         return (SERIES,)
 
     def _encoded(self, model: Any, tokenizer: Any, rows: Any) -> list[Whole]:
-        """Each row's ``input_values``, which may have NaN."""
+        """Read each row's ``input_values``, which may have NaN."""
         encode = RowEncoder((SERIES,), 1 << 30, features=model.config.inputs["features"], gaps=True)
         encoded: Any = encode.table(rows)
         return [Whole(x, x[:, :0], None) for x in series(encoded)]

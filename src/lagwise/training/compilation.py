@@ -29,7 +29,7 @@ def chosen_compilation(options: TrainingOptions, one_length: bool) -> bool | str
 
 
 def check_compiled(options: TrainingOptions) -> None:
-    """ValueError for options that exclude compiled steps, or if this machine cannot compile."""
+    """Raise ValueError for options that exclude compiled steps, or if this machine cannot compile."""
     if options.compile in (False, AUTO):
         return
     lacking = _lacking(default_device().type)
@@ -60,7 +60,7 @@ def compile_model(model: Any, how: bool | str = True) -> None:
 
 
 def _check_graphs(options: TrainingOptions) -> None:
-    """ValueError if a step cannot run as CUDA graphs."""
+    """Raise ValueError if a step cannot run as CUDA graphs."""
     option = f"`compile={REDUCE_OVERHEAD}`"
     if default_device().type != "cuda":
         raise ValueError(f"{option} needs an NVIDIA GPU, which is not here; take `compile=true`, or leave it out")

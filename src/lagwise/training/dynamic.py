@@ -64,7 +64,7 @@ class OnlineLearner:
             self.waiting = 0
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that is learned, by name, after learning what waits."""
+        """Return all that is learned, by name, after learning what waits."""
         self.learn()
         tensors = {f"weight:{i}": parameter.detach() for i, parameter in enumerate(self.parameters)}
         for i, parameter in enumerate(self.parameters):

@@ -44,7 +44,7 @@ def load_run(run: Path | str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def check_resumable(out: Path) -> None:
-    """FileNotFoundError or ValueError for a folder that holds no run that can be resumed."""
+    """Raise FileNotFoundError or ValueError for a folder that holds no run that can be resumed."""
     if not (out / RECIPE_FILE).is_file():
         began = out.is_dir() and is_unused(out, RUN_FILE, TOKENIZER)
         why = ", and nothing else: its training was stopped before it saved anything, so start it anew" if began else ""
@@ -66,7 +66,7 @@ def begin_run(recipe: Recipe, out: Path, identity: dict[str, Any]) -> None:
 
 
 def check_begun(out: Path, begun: Any, settings: Any, key: str = "") -> None:
-    """ValueError that names the first setting that differs from those with which a run was begun."""
+    """Raise ValueError that names the first setting that differs from those with which a run was begun."""
     if isinstance(begun, dict) and isinstance(settings, dict):
         for name in {**begun, **settings}:
             check_begun(out, begun.get(name), settings.get(name), f"{key}.{name}" if key else name)

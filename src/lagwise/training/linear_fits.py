@@ -243,7 +243,7 @@ def _fit(x: Any, y: np.ndarray, count: int, weights: np.ndarray | None) -> Fit:
 
 
 def _targets(y: np.ndarray, shift: float, unit: float) -> np.ndarray:
-    """Targets ``(rows, outputs)`` of a ridge regression: standardised numbers, or 1 and -1."""
+    """Return targets ``(rows, outputs)`` of a ridge regression: standardised numbers, or 1 and -1."""
     if y.dtype.kind == "f":
         return ((y - shift) / unit)[:, None]
     return np.where(y > 0 if y.ndim == 2 else np.arange(y.max() + 1) == y[:, None], 1.0, -1.0)

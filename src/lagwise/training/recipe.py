@@ -216,7 +216,7 @@ def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Re
 
 
 def _check_overrides(overrides: Sequence[str]) -> None:
-    """ValueError for overrides that contradict one another."""
+    """Raise ValueError for overrides that contradict one another."""
     keys = [override.partition("=")[0] for override in overrides]
     for one, other, why in (
         ("model.init_from", "model", "a run that is started from brings its own kind of model"),
@@ -290,7 +290,7 @@ def setting(name: str) -> str | None:
 
 
 def _refuse_part_of_a_chain(values: Mapping[str, Any], key: str) -> None:
-    """ValueError for a key below ``model.block`` if the model is a chain of several blocks."""
+    """Raise ValueError for a key below ``model.block`` if the model is a chain of several blocks."""
     block = (values.get("model") or {}).get("block")
     inner = key.removeprefix("model.block.")
     if isinstance(block, dict) and block.get("name") == "chain" and inner not in (key, "name", "blocks"):
@@ -452,7 +452,7 @@ def _is_moderate(root: yaml.Node | None) -> bool:
 
 
 def _require_distinct(node: yaml.MappingNode) -> None:
-    """ValueError for a key that occurs twice: YAML's readers would drop one of the values."""
+    """Raise ValueError for a key that occurs twice: YAML's readers would drop one of the values."""
     keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
     seen: set[str] = set()
     for key in keys:

@@ -201,7 +201,7 @@ def planned_for_minutes(recipe: Recipe, data: TaskData, progress: bool) -> Train
 
 
 def measured(recipe: Recipe, data: TaskData, clock: Callable[[], float] = time.perf_counter) -> tuple[float, float]:
-    """Seconds of a step and of an evaluation by a clock; those of the first process in all."""
+    """Measure the seconds of a step and of an evaluation by a clock; those of the first process in all."""
     count = _SLOW_STEPS + _TIMED_STEPS
     options = replace(recipe.training, steps=count, evaluate_every=count + 1, save_every=count + 1, report_to="none")
     recipe = replace(recipe, training=options)
