@@ -301,7 +301,7 @@ class SignalData(Recordings):
         self.signals: Any = scored or {}
         self._scored = {split: signals for split, signals in self.signals.items() if split != "train"}
 
-    def stats(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         kinds = zip(
             ("inputs", "outputs"), (self.pairs.inputs, self.pairs.outputs), self.pairs.mean, self.pairs.std, strict=True
         )

@@ -256,9 +256,9 @@ def _in_chunks(
         if real is None and (sliding or not causal):
             real = torch.ones(batch, length, dtype=torch.bool, device=query.device)
         query, key, value = (_filled(x, chunk, count) for x in (query, key, value))
-    seen = None if real is None else real[:, None, :, None]
-    if graph and seen is not None:
-        seen = _filled(seen, chunk, count)
+    mask = None if real is None else real[:, None, :, None]
+    if graph and mask is not None:
+        mask = _filled(mask, chunk, count)
 
     def window(start: int, stop: int) -> Tensor:
         keys = slice(max(0, start - late), stop)
@@ -278,7 +278,7 @@ def _in_chunks(
 
     parts = [window(0, min(chunk, length))] if sliding and not graph else []
     if graph or count > 0:
-        real_keys = None if seen is None else keys_of_chunks(seen).transpose(2, 3)
+        real_keys = None if mask is None else keys_of_chunks(mask).transpose(2, 3)
         rows = fold(query if graph else query[:, :, late:end])
         y = attend_window(rows, keys_of_chunks(key), keys_of_chunks(value), causal, function, biases, real_keys)
         y = y[:, None] if one else y.unflatten(0, (batch, count)).transpose(1, 2)
