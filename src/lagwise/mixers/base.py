@@ -372,8 +372,8 @@ def require_rows(x: Tensor, state: Any) -> None:
 
 
 def checked(x: Tensor, layout: Layout, channels: int) -> Tensor:
-    """x with zeros at padding, so that the values there affect no weight, output or gradient. ValueError if a shape is
-    wrong."""
+    """Return x with zeros at padding, so that the values there affect no weight, output or gradient. ValueError if a
+    shape is wrong."""
     if x.dim() != 3 or x.shape[2] != channels or x.shape[1] == 0:
         raise ValueError(f"x must be (batch, length >= 1, channels={channels}), got {tuple(x.shape)}")
     layout.check(*x.shape[:2])
@@ -386,5 +386,5 @@ def _has_no_rows(x: Tensor) -> bool:
 
 
 def masked(x: Tensor, mask: Tensor | None) -> Tensor:
-    """x with zeros at padding, even where it is NaN."""
+    """Return x with zeros at padding, even where it is NaN."""
     return x if mask is None else x.masked_fill(~mask.bool()[..., None], 0)

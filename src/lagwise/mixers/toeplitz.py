@@ -184,7 +184,7 @@ class ToeplitzMixer(Derived, Mixer):
 
     @property
     def form(self) -> Any:
-        """How it computes: exactly, as a state space, or by SKI."""
+        """The form of its computation: exactly, as a state space, or by SKI."""
         return self.ski or (_STATE_SPACE if self.kernel.recurrent else _EXACT)
 
     @property

@@ -270,7 +270,7 @@ def check_finite(name: str, x: Tensor) -> None:
 
 
 def sinusoids(positions: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
-    """Sinusoidal positions (Vaswani et al. 2017).
+    """Compute sinusoidal positions (Vaswani et al. 2017).
 
     Formula: the first half of the channels is ``sin(p w_i)``, the second ``cos(p w_i)``, with
     ``w_i = 10000^(-i / half)`` for i = 0..half-1; an odd last channel is 0.
@@ -285,7 +285,7 @@ def sinusoids(positions: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
 
 
 def grid_sinusoids(layout: Layout, like: Tensor, *, rms: float) -> Tensor:
-    """Sinusoidal positions of the patches of images: half the channels for the row, the others for the column.
+    """Compute sinusoidal positions of the patches of images: half the channels for the row, the others for the column.
 
     Formula: ``sinusoids(16 (i + 1/2) / height)`` beside ``sinusoids(16 (j + 1/2) / width)`` for the patch in row i and
     column j, scaled to a root mean square of ``rms``. A model passes the standard deviation that its embeddings of

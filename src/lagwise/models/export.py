@@ -84,7 +84,7 @@ def export_step(model: Any, path: Path) -> dict[str, Any]:
 
 
 def step_of(model: Any) -> StreamingStep:
-    """One step of a model's stream. ValueError for a model that has none of fixed shapes."""
+    """Return one step of a model's stream. ValueError for a model that has none of fixed shapes."""
     return (StreamingStep if isinstance(model, LagwiseForCausalLM) else SignalStep)(model)
 
 

@@ -22,7 +22,7 @@ def is_sharded(model: nn.Module) -> bool:
 
 @torch.no_grad()
 def whole_state(model: nn.Module) -> dict[str, Tensor]:
-    """All weights and buffers, whole and detached. For a sharded model, every process calls this, and gets them."""
+    """Gather all weights and buffers, whole and detached. For a sharded model, every process must call this."""
     state = model.state_dict()
     return {n: (t.full_tensor() if isinstance(t, DTensor) else t).detach() for n, t in state.items()}
 

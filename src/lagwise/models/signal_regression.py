@@ -130,7 +130,7 @@ class SignalOutputs(nn.Module):
         return F.linear(frames.to(self.analysis.dtype), self.analysis)
 
     def levels(self, filtered: Tensor) -> Tensor:
-        """Embeddings ``(batch, steps, hidden_size)`` of the powers of the filters, added to those of the steps."""
+        """The embeddings ``(batch, steps, hidden_size)`` of the powers of the filters, added to those of the steps."""
         pairs = filtered.unflatten(-1, (2, self.bands))
         pairs = pairs.to(torch.promote_types(pairs.dtype, torch.float32))
         power = pairs.square().sum(-2).add(_FLOOR).log() / _LEVELS

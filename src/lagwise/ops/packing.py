@@ -358,7 +358,7 @@ def _compacted(layout: Layout) -> tuple[Tensor, Tensor | None, Tensor] | None:
 
 
 def _holes(layout: Layout) -> Tensor:
-    """Where padding is between two tokens of a document: rows, ``(batch,)``, or tokens of packed rows after such
+    """Tell where padding is between two tokens of a document: rows, ``(batch,)``, or tokens of packed rows after such
     padding, ``(batch, length)``."""
     mask = _mask(layout)
     if layout.seq_idx is None:

@@ -84,7 +84,7 @@ def vectors(
     begin: int = 0,
     turn: _Turn = nullcontext,
 ) -> Iterator[Vector]:
-    """The vectors of documents (`embed`), or of their windows, in order. Those without tokens have none.
+    """Yield the vectors of documents (`embed`), or of their windows, in order; documents without tokens have none.
 
     Args:
         documents: What to call each document, and its token ids in parts, of which one is in memory at a time.
@@ -165,7 +165,7 @@ class _Reader:
         return self.rows[-1]
 
     def read(self, row: Vector, parts: Iterable[np.ndarray], first: int, stop: int | None) -> int:
-        """Read a piece of text, of which the tokens from ``first`` to ``stop`` count. Returns its tokens."""
+        """Read a chunk of text, of which the tokens from ``first`` to ``stop`` count. Returns its tokens."""
         size = _TOGETHER if self.streams else LARGEST_OPTION
         cache, tokens = None, 0
         for start, ids, last in windows(parts, size, size):

@@ -50,7 +50,7 @@ class Metric(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """How much the training examples of a task are.
+    """The size of a task's training examples.
 
     Attributes:
         steps_per_epoch: optimiser steps that see every example about once; None for examples without end.
@@ -66,7 +66,7 @@ class Sizes(NamedTuple):
 
 
 class LinearRows(NamedTuple):
-    """Data for the fit of a linear model.
+    """The data for the fit of a linear model.
 
     Attributes:
         train: training rows, in batches, with ``labels`` and perhaps a ``weight`` for each.

@@ -18,8 +18,8 @@ _MIN_GRAPH_STEPS = 5_000  # some minutes, of which compilation takes about one
 
 
 def chosen_compilation(options: TrainingOptions, one_length: bool) -> bool | str:
-    """How to compile a training step: as the options say, and where they leave it open, as CUDA graphs if these can
-    serve and the training is long enough to make up for the compilation. one_length: whether all steps have it."""
+    """Decide how to compile a training step: as the options say, and where they leave it open, as CUDA graphs if these
+    can serve and the training is long enough to make up for the compilation. one_length: whether all steps have it."""
     if options.compile != AUTO:
         return options.compile
     usual = one_length and options.steps >= _MIN_GRAPH_STEPS and group_size() == options.accumulate == 1

@@ -46,7 +46,7 @@ _PACKAGES = Registry("package of recipes", None, "lagwise.recipes", {"lagwise": 
 
 @options
 class TrainingOptions:
-    """Options of training."""
+    """The options of training."""
 
     steps: Annotated[Count, Field(le=MAX_STEPS)] = 1000
     """Optimiser steps."""

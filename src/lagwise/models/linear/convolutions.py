@@ -267,7 +267,7 @@ def _by_kernel(lagged: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
 
 def _convolution(inputs: Sequence[Tensor], kernel: int) -> Tensor:
     """Convolve with one kernel, given the inputs of its taps and their sum: ``(batch, length)``. The taps are -1, but 2
-    at three places a, b and c: ``3 (z_a + z_b + z_c) - sum z``."""
+    at three positions a, b and c: ``3 (z_a + z_b + z_c) - sum z``."""
     a, b, c = _TRIPLES[kernel]
     return (inputs[a] + inputs[b]).add_(inputs[c]).mul_(3).sub_(inputs[-1])
 

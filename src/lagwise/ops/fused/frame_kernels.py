@@ -77,7 +77,7 @@ def store_frames(
 
 @triton.jit
 def load(spectrum, position, inside):
-    """The real and imaginary parts of complex numbers at these places."""
+    """The real and imaginary parts of the complex numbers at these indices."""
     return tl.split(tl.load(spectrum + 2 * position[:, None] + tl.arange(0, 2)[None, :], inside[:, None], 0.0))
 
 

@@ -77,7 +77,7 @@ def convolve_gradients(
 def _call(
     name: str, plan: list[int], taps: Tensor, signals: tuple[Tensor | None, ...], *tensors: Tensor | None
 ) -> None:
-    """signals: value, gate and result, and the gradients of the result, of value and of gate."""
+    """Call a loop; signals: value, gate and result, and the gradients of the result, of value and of gate."""
     x, threads, (origin, n, *frames) = signals[0], torch.get_num_threads(), plan
     assert x is not None
     sizes = _Sizes(*x.shape, taps.shape[1], origin, n, *frames, x.dtype == torch.bfloat16, threads)

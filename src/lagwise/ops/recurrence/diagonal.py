@@ -174,7 +174,7 @@ class Blocks(NamedTuple):
 
     @classmethod
     def of(cls, powers: Tensor, weights: Tensor, direct: Tensor | float = 0.0) -> Blocks:
-        """From the powers; weights ``(channels, modes)``, direct ``(channels, 1)``."""
+        """Build from the powers; weights ``(channels, modes)``, direct ``(channels, 1)``."""
         outward = _pair(weights[..., None] * powers[..., 1:], -1)
         first = weights.real.sum(1, keepdim=True) + direct
         taps = torch.cat([first, outward[:, : weights.shape[1], :-1].sum(1)], 1)

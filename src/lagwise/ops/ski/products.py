@@ -253,7 +253,7 @@ def _sparse_plus_smooth(
 
 @_sparse_plus_smooth.engine("shared")
 class _Shared(Engine):
-    """Both terms share one result, forward and backward, where autograd would compute one each and add them."""
+    """A sum whose terms share one result, forward and backward, where autograd would compute one each and add them."""
 
     @staticmethod
     def forward(x: Tensor, taps: Tensor | None, coarse: Tensor, *rest: Any) -> tuple[Tensor, Values]:

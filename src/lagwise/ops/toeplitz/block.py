@@ -26,7 +26,7 @@ def toeplitz_blocks(taps: Tensor, origin: int, size: int, first: int, last: int)
 
 
 def toeplitz_matrix(taps: Tensor, length: int, *, causal: bool = True) -> Tensor:
-    """Dense Toeplitz matrices ``T[c, i, j] = t[c, i - j]`` (TNN eq. 3).
+    """Build dense Toeplitz matrices ``T[c, i, j] = t[c, i - j]`` (TNN eq. 3).
 
     Args:
         taps: ``(channels, n_taps)`` as in `toeplitz_product`. Lags without a tap are zero.

@@ -42,7 +42,7 @@ def fast_length(minimum: int) -> int:
 
 
 class Plan(NamedTuple):
-    """How a signal is cut into FFT frames. Frame f holds the padded signal from f * hop, n_fft points long.
+    """The cut of a signal into FFT frames. Frame f holds the padded signal from f * hop, n_fft points long.
 
     Taps may be cut into parts as long as a hop: part p meets frame f - p.
     """
