@@ -131,19 +131,19 @@ class SequenceLabelling(Labelled):
 
     def _open(self, run: Path | None, progress: bool) -> SeriesWithClasses:
         columns = {name: getattr(self, name) for name in ("values", "label", "events", "group")}
-        series = prepare_series(self.source, **columns, progress=progress)
-        return SeriesWithClasses(self, series)
+        rows = prepare_series(self.source, **columns, progress=progress)
+        return SeriesWithClasses(self, rows)
 
     def _open_other(self, source: str, run: Path, progress: bool) -> SeriesWithClasses:
-        series = SeriesWithClasses(self)
+        data = SeriesWithClasses(self)
         config: Any = read_config(run)
-        series.label_names = names = class_names(config)
+        data.label_names = names = class_names(config)
         rows = rows_to_evaluate(self.rows(source).read(), source)
         columns = self.values, self.label, self.events
-        series._scored = {"test": list(read_series_for(rows, names, *columns, source, gaps=config.takes_gaps))}
+        data._scored = {"test": list(read_series_for(rows, names, *columns, source, gaps=config.takes_gaps))}
         if self.rate is not None and RATE in rows.column_names:
-            series._hertz = rows[RATE][:]
-        return series
+            data._hertz = rows[RATE][:]
+        return data
 
     def columns(self) -> tuple[str, ...]:
         return (self.values,)
