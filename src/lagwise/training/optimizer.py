@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 from transformers import PreTrainedModel
 
+from lagwise.data.options import AUTO
 from lagwise.models.ngrams import ContextEmbedding
 from lagwise.process import group_size
 from lagwise.training.hardware import bfloat16_is_fast
@@ -69,7 +70,8 @@ def sparse_tables(model: nn.Module, training: TrainingOptions) -> Iterator[None]
     """Give tables of n-grams and matches sparse gradients within the block, on a CPU in one process without
     `torch.compile`: a step reads some hundredth of their rows, and would write zeros and moments for all of them."""
     tables = [module.table for module in model.modules() if isinstance(module, ContextEmbedding)]
-    if group_size() > 1 or training.compile or any(table.weight.device.type != "cpu" for table in tables):
+    compiled = training.compile not in (False, AUTO)
+    if group_size() > 1 or compiled or any(table.weight.device.type != "cpu" for table in tables):
         tables = []
     for table in tables:
         table.sparse = True
