@@ -27,15 +27,15 @@ def install(extra: str) -> str:
     return f"install lagwise[{extra}] (in a clone of lagwise: pip install '.[{extra}]')"
 
 
-def require(extra: str, what: str, *modules: str) -> None:
+def require(extra: str, feature: str, *modules: str) -> None:
     """Raise ImportError, before long work starts, if one of these modules is missing, by default any of an extra's.
 
-    what: The feature that needs them, as the subject of the message.
+    feature: What needs them, as the subject of the message.
     """
     needed = modules or [name for name in EXTRAS[extra] if name not in _OPTIONAL]
     if missing := [PACKAGES.get(name, name) for name in needed if importlib.util.find_spec(name) is None]:
         listed = " and ".join([*([", ".join(missing[:-1])] if missing[1:] else []), missing[-1]])
-        raise ImportError(f"{what} needs {listed}: {install(extra)}")
+        raise ImportError(f"{feature} needs {listed}: {install(extra)}")
 
 
 def explained(error: ModuleNotFoundError, extra: str | None = None) -> ImportError:

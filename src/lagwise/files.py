@@ -134,7 +134,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def saved_whole(folder: Path, what: str, *, last: str = "") -> Iterator[Path]:
+def saved_whole(folder: Path, noun: str, *, last: str = "") -> Iterator[Path]:
     """Yield a hidden folder to write to. At the end it becomes ``folder`` at once, or, if that exists, its files are
     moved there, the file named ``last`` last.
 
@@ -157,7 +157,7 @@ def saved_whole(folder: Path, what: str, *, last: str = "") -> Iterator[Path]:
                     shutil.rmtree(folder / file.name)
                 os.replace(file, folder / file.name)
     except Exception as error:  # safetensors, tokenizers, torch and the system raise different types
-        raise OSError(f"cannot save {what} in {str(folder)!r}: {one_line(error)}") from error
+        raise OSError(f"cannot save {noun} in {str(folder)!r}: {one_line(error)}") from error
 
 
 @contextmanager

@@ -43,14 +43,14 @@ class Registry(MutableMapping[str, Any]):
     before it is complete itself. If it cannot be loaded, a warning names it, and the other entries still work.
 
     Args:
-        what: Noun for an entry in messages.
+        noun: Noun for an entry in messages.
         base: Base class of the entries; None if they are no classes.
         group: The group of entry points.
         builtin: Entries of lagwise itself.
     """
 
-    def __init__(self, what: str, base: type | None, group: str, builtin: Mapping[str, Any]):
-        self._what, self._base, self._group = what, base, group
+    def __init__(self, noun: str, base: type | None, group: str, builtin: Mapping[str, Any]):
+        self._noun, self._base, self._group = noun, base, group
         self._entries: dict[str, Any] = dict(builtin)
         self._builtin = frozenset(self._entries)
         self._searched = False
@@ -61,12 +61,12 @@ class Registry(MutableMapping[str, Any]):
         self._check_name(name)
         if self._base is not None and not (isinstance(entry, type) and issubclass(entry, self._base)):
             base = f"{self._base.__module__}.{self._base.__name__}"
-            raise TypeError(f"{self._what} {name!r} must be a subclass of {base}, got {entry!r}")
+            raise TypeError(f"{self._noun} {name!r} must be a subclass of {base}, got {entry!r}")
         self._entries[name] = entry
 
     def _check_name(self, name: str) -> None:
         if name in self._builtin:
-            raise ValueError(f"lagwise has a {self._what} {name!r} itself; choose another name")
+            raise ValueError(f"lagwise has a {self._noun} {name!r} itself; choose another name")
 
     def _search(self) -> None:
         """Add the entry points of installed packages, once, and not before an unknown name is looked up."""
@@ -78,7 +78,7 @@ class Registry(MutableMapping[str, Any]):
                 self._check_name(point.name)
                 self._entries.setdefault(point.name, point)
             except ValueError as error:
-                _warn(self._what, point, error)
+                _warn(self._noun, point, error)
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._entries:
@@ -89,7 +89,7 @@ class Registry(MutableMapping[str, Any]):
         try:
             self.register(name, entry.load())
         except Exception as error:
-            _warn(self._what, entry, error)
+            _warn(self._noun, entry, error)
             del self._entries[name]
         return self._entries[name]
 
@@ -107,6 +107,6 @@ class Registry(MutableMapping[str, Any]):
         return sum(1 for _ in self)
 
 
-def _warn(what: str, point: EntryPoint, error: Exception) -> None:
+def _warn(noun: str, point: EntryPoint, error: Exception) -> None:
     package = point.dist.name if point.dist else point.value
-    warnings.warn(f"{what} {point.name!r} of {package} cannot be loaded: {one_line(error)}", stacklevel=3)
+    warnings.warn(f"{noun} {point.name!r} of {package} cannot be loaded: {one_line(error)}", stacklevel=3)

@@ -120,19 +120,19 @@ def shown(value: Any) -> str:
     return _QUOTED.repr(value)
 
 
-def known(name: Any, names: Any, what: str) -> Any:
+def known(name: Any, names: Any, noun: str) -> Any:
     """Return the name if it is one of ``names``; otherwise raise a ValueError with the nearest of them, or with the
     package that has it."""
     if isinstance(name, Hashable) and name in names:
         return name
     if package := elsewhere(name):
-        raise ValueError(f"{what} {package}")
+        raise ValueError(f"{noun} {package}")
     near = nearest(shown(name).strip("'"), [str(n) for n in names])
     hint = f"; did you mean {near!r}?" if near else ""
     listed = ", ".join(map(str, names)) or "none"
     if len(listed) > _MAX_LISTED_CHARACTERS:
         listed = f"{listed[:_MAX_LISTED_CHARACTERS].rpartition(',')[0]}, ..."
-    raise ValueError(f"unknown {what}: {shown(name)}{hint} (known: {listed})")
+    raise ValueError(f"unknown {noun}: {shown(name)}{hint} (known: {listed})")
 
 
 def refuse(*checks: tuple[Any, str]) -> None:
@@ -150,9 +150,9 @@ def nearest(name: str, names: Sequence[str]) -> str | None:
     return next(iter([*close, *begun]), None)
 
 
-def counted(count: int, what: str) -> str:
+def counted(count: int, noun: str) -> str:
     """Write a count with its noun, such as ``1 row`` and ``2 rows``."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def check_integer(name: str, value: Any, min: int = 1) -> int:
@@ -219,14 +219,14 @@ def _as_error(where: str, first: Mapping[str, Any]) -> ValueError:
     return ValueError(f"{where} must be {kind}, got {shown(first['input'])}")
 
 
-def checked(cls: type, values: Any, what: str) -> Any:
+def checked(cls: type, values: Any, noun: str) -> Any:
     """Build a dataclass of options, which may hold others, from a mapping.
 
     Raises:
         ValueError: names the first key that is wrong by its place, and for an unknown key the nearest known one.
     """
     if not isinstance(values, Mapping):
-        raise ValueError(f"{what} must be a mapping, got {shown(values)}")
+        raise ValueError(f"{noun} must be a mapping, got {shown(values)}")
     try:
         return TypeAdapter(cls).validate_python(values)
     except ValidationError as error:
@@ -237,10 +237,10 @@ def checked(cls: type, values: Any, what: str) -> Any:
         for part in path[:-1]:
             section = section.__pydantic_fields__[part].annotation
         names = list(section.__pydantic_fields__)
-        known(first["loc"][-1], names, f"key in {'.'.join(path[:-1])}" if path[1:] else f"section of {what}")
+        known(first["loc"][-1], names, f"key in {'.'.join(path[:-1])}" if path[1:] else f"section of {noun}")
     name = _path(path[0], *first["loc"][1:])
     if first["type"] == "invalid_key":
-        raise ValueError(f"the keys of {what} must be text, got {shown(first['input'])} in {name!r}")
+        raise ValueError(f"the keys of {noun} must be text, got {shown(first['input'])} in {name!r}")
     raise _as_error(name, first)
 
 

@@ -109,10 +109,10 @@ def test_the_report_of_a_classifier_shows_rows_that_it_gets_wrong(tmp_path: Path
 
 def test_the_worst_rows() -> None:
     logits, labels = np.array([[2.0, 0], [0, 3], [1, 0], [0, 1]]), np.array([1, 0, 1, 1])
-    worst = worst_rows(logits, labels, ["a", "b"], most=2)
+    worst = worst_rows(logits, labels, ["a", "b"], limit=2)
     assert [(i, each["true"], each["predicted"]) for i, each in worst.items()] == [(1, "a", "b"), (0, "b", "a")]
     assert worst[1]["probability"] == pytest.approx(1 / (1 + np.exp(-3)))
-    numbers = worst_rows(np.array([[1.0], [5], [3]]), np.array([1.0, 2, 8]), None, most=2)
+    numbers = worst_rows(np.array([[1.0], [5], [3]]), np.array([1.0, 2, 8]), None, limit=2)
     assert numbers == {2: {"true": 8.0, "predicted": 3.0}, 1: {"true": 2.0, "predicted": 5.0}}
 
 

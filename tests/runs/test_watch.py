@@ -146,7 +146,7 @@ def test_a_state_continues_exactly(opened: Any, tmp_path: Path, options: dict[st
 
 
 def test_streams_are_as_many_as_fit(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "MOST_STREAMS", 4)
+    monkeypatch.setattr(watching, "MAX_STREAMS", 4)
     watch = opened(by="id", alarms=0.5)
     for i in range(9):
         watch.bits_per_byte([f'{{"id": {i}}}'.encode()])

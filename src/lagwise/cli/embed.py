@@ -46,7 +46,7 @@ def embed(
 
     journalctl | lagwise embed runs/best-lm - --window 4096 --out log.parquet
 
-    A language model reads a text in pieces, each from the states after the one before: the vector is that of the whole,
+    A language model reads a text in chunks, each from the states after the one before: the vector is that of the whole,
     and memory does not grow with the text. An encoder reads windows of 8,192 tokens that overlap by half. A vector is
     of length 1, so products of vectors are cosines. The table has the columns file, document, id, start, tokens and
     vector.
@@ -59,11 +59,11 @@ def embed(
     if "-" in files and sys.stdin.isatty():
         typer.echo("Reading one text from standard input; end with Ctrl-D.", err=True)
     try:
-        found = embed_run(run, files, out, pooling=pooling, window=window, stride=stride)
+        counts = embed_run(run, files, out, pooling=pooling, window=window, stride=stride)
     except KeyboardInterrupt:
         typer.echo("\nStopped. The same command goes on.", err=True)
         raise
-    if found["empty"]:
-        typer.echo(f"Without a vector: {counted(found['empty'], 'empty text')}", err=True)
-    earlier = f", {found['earlier']:,} of them made before" if found["earlier"] else ""
-    typer.echo(f"{counted(found['vectors'], 'vector')}{earlier}: {plain(shlex.quote(str(out)))}")
+    if counts["empty"]:
+        typer.echo(f"Without a vector: {counted(counts['empty'], 'empty text')}", err=True)
+    earlier = f", {counts['earlier']:,} of them made before" if counts["earlier"] else ""
+    typer.echo(f"{counted(counts['vectors'], 'vector')}{earlier}: {plain(shlex.quote(str(out)))}")

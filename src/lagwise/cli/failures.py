@@ -91,14 +91,14 @@ def _with_options(message: str, app: typer.Typer) -> str:
     options = {each.name: each.opts[0] for each in command.params if each.opts[0].startswith("-")}
     takes_settings = any(each.name == "overrides" for each in command.params)
 
-    def written(found: re.Match[str]) -> str:
+    def written(match: re.Match[str]) -> str:
         from lagwise.training.recipe import setting  # pydantic takes a while, and help needs none
 
-        name, value = found[1], found[2] or ""
+        name, value = match[1], match[2] or ""
         if name in options:
             return f"{options[name]}{value.replace('=', ' ', 1)}"
         key = setting(name) if takes_settings else None
-        return found[0] if key is None else f"{key}{value}"
+        return match[0] if key is None else f"{key}{value}"
 
     return re.sub(r"`(?:data\.)?(\w+)(=[^`]*)?`", written, message)
 
@@ -107,8 +107,8 @@ def _usage_message(error: Any) -> str:
     message, context = error.format_message(), getattr(error, "ctx", None)
     if not message or context is None:  # without any arguments, the help has been printed
         return message
-    if place := elsewhere(next(iter(re.findall("^No such command '([^']*)'", message)), None)):
-        return f"command {place}"
+    if advice := elsewhere(next(iter(re.findall("^No such command '([^']*)'", message)), None)):
+        return f"command {advice}"
     if option := getattr(error, "option_name", None):
         message = f"No such option: {option}{_meant(option, context)}"
     return f"{message} (see '{context.command_path} --help')"

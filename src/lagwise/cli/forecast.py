@@ -160,12 +160,12 @@ def forecast(
             [(name, *map(_number, (own, last)[: 1 + (ranked[0] is not baseline)])) for name, own, last in errors],
         )
     typer.echo(f"\n{plain(reason(ranked))}")
-    made, figure = write_forecast(table, ranked[0].forecaster, out)
+    forecasts, figure = write_forecast(table, ranked[0].forecaster, out)
     shown_names = names[:_SERIES] if table.ids is None else [table.target]
-    parts = [f"first {_ROWS} rows"] if len(made) > _ROWS else []
+    parts = [f"first {_ROWS} rows"] if len(forecasts) > _ROWS else []
     parts += [f"{_SERIES} of {len(names)} series"] if table.ids is None and len(names) > _SERIES else []
-    head = made.head(_ROWS).reset_index()
-    others = [name for name in head if name not in made.columns]
+    head = forecasts.head(_ROWS).reset_index()
+    others = [name for name in head if name not in forecasts.columns]
     others += [] if table.ids is None else [str(table.frame.index.name)]
     print_table(
         "Forecast" + (f" ({', '.join(parts)}; all are in {out})" if parts else ""),
@@ -176,7 +176,7 @@ def forecast(
         ],
     )
     plot = f"; {figure}" if isinstance(figure, str) else f" and {figure}"
-    typer.echo(plain(f"\nWritten: {out} ({counted(len(made), 'row')} of {len(names):,} series){plot}"))
+    typer.echo(plain(f"\nWritten: {out} ({counted(len(forecasts), 'row')} of {len(names):,} series){plot}"))
 
 
 def _names(text: str | None) -> list[str] | None:
@@ -194,7 +194,7 @@ def _codes(text: str | None) -> list[float] | None:
 
 
 def _number(value: float) -> str:
-    """Five significant digits, and all of larger whole parts."""
+    """Write a number with five significant digits, and all of larger whole parts."""
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e12 else f"{value:.5g}"
 
 

@@ -165,8 +165,8 @@ def _report_training(folder: Path, done: bool) -> None:
     if done:
         typer.echo(f"{name} was finished; a run that goes on from it: lagwise train model.init_from={name} --out ...")
     trained = f"\nTrained: {name}"
-    if found := training.outcome(folder, recipe, task, metrics):
-        (which, scores), headline = found, training.logged_headline(task, metrics)
+    if ending := training.outcome(folder, recipe, task, metrics):
+        (which, scores), headline = ending, training.logged_headline(task, metrics)
         trained += f", with {which}: validation {headline.label} {scores[headline.name]:.4f}"
     reads = "one text" if task.inputs == "tokens" and len(task.columns()) == 1 else "rows"
     use = _USES.get(task.predicts, _USES[reads]).format(run=name)
@@ -273,9 +273,9 @@ def evaluate(
         from lagwise.runs.evaluate import evaluate_run, open_run
         from lagwise.tasks.labelled import constant_note, constant_of
 
-    wanted = None if lengths is None else integers(lengths, "--lengths")
+    parsed = None if lengths is None else integers(lengths, "--lengths")
     result = evaluate_run(
-        run, wanted, source=source, max_tokens=max_tokens, overrides=overrides or (), baseline=baseline, learn=learn
+        run, parsed, source=source, max_tokens=max_tokens, overrides=overrides or (), baseline=baseline, learn=learn
     )
     recipe, task = open_run(run, plain=True)
     if recipe.data.source is not None:  # otherwise they are generated
@@ -340,8 +340,8 @@ def convert(
     typer.echo(plain(f"Written: {result['out']}"))
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(show: bool) -> None:
+    if show:
         from lagwise._version import __version__
 
         typer.echo(f"lagwise {__version__}")

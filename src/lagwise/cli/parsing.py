@@ -45,10 +45,10 @@ def one_of(*words: str) -> Callable[[T], T]:
     return _checked(lambda value: value in words, " or ".join(words))
 
 
-def _checked(allowed: Callable[[Any], bool], what: str) -> Callable[[Any], Any]:
+def _checked(allowed: Callable[[Any], bool], condition: str) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
         if value is not None and not allowed(value):
-            raise typer.BadParameter(f"must be {what}, got {value}")
+            raise typer.BadParameter(f"must be {condition}, got {value}")
         return value
 
     return check

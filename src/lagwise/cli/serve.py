@@ -80,14 +80,14 @@ def serve(
         raise ValueError(f"--compile is for language models; {str(run)!r} holds a {type(model).__name__}")
     name = run.resolve().name
     shown = f"[{host}]" if ":" in host else host
-    what = "" if scheduler else "the embeddings of "
-    typer.echo(plain(f"Serving {what}{name!r} at http://{shown}:{port}/v1 (Ctrl-C to stop)"))
+    kind = "" if scheduler else "the embeddings of "
+    typer.echo(plain(f"Serving {kind}{name!r} at http://{shown}:{port}/v1 (Ctrl-C to stop)"))
     app = make_app(scheduler, name, embedder=embedder, max_body=max_body, api_key=api_key, origins=cors or ())
     uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=5)
 
 
 def _check_address(host: str, port: int) -> None:
-    """ValueError, before the model is loaded, if the server cannot listen there."""
+    """Raise ValueError, before the model is loaded, if the server cannot listen there."""
     try:
         with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
             pass

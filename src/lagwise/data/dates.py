@@ -12,7 +12,7 @@ import pandas as pd
 from lagwise.extras import explained
 from lagwise.tables import shown
 
-#: Values of the option ``date_order``, the part that a date of three numbers begins with, and the places of its year,
+#: Values of the option ``date_order``, the part that a date of three numbers begins with, and the indices of its year,
 #: month and day.
 DATE_ORDERS = {"day": (2, 1, 0), "month": (2, 0, 1), "year": (0, 1, 2)}
 _CENTURY_BREAK = 50  # years of two digits are from 1950 to 2049

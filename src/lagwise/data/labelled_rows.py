@@ -190,7 +190,7 @@ def rows_to_score(
 ) -> tuple[Any, list[Any]]:
     """The rows of another table to score a model on (its test split, or else its first), and their labels: ids of the
     model's classes ``names``, or numbers if these are None; or, for ``several`` a row, 0 or 1 for each name. ValueError
-    as `known_labels` and `known_several`, and for missing columns or rows.
+    as `read_labels_for` and `read_several_for`, and for missing columns or rows.
     """
     rows = rows_to_evaluate(source.read(), source.name)
     if absent := [column for column in (*columns, *label_columns(label)) if column not in rows.column_names]:

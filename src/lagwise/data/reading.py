@@ -298,7 +298,7 @@ def _text_table(text: str, path: Path) -> pa.Table:
 
 
 def read_records(path: Path, fields: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The records of a file of JSON, .parquet or another package, each after its place, some in memory at a time.
+    """The records of a file of JSON, .parquet or another package, each after its position, some in memory at a time.
 
     fields: those that are read of .parquet and other packages' files, or all if the file lacks the first.
     """

@@ -36,7 +36,7 @@ WORDS = ("bytes", *BYTE_PAIRS, "words", "characters")  # by name; a folder of su
 
 
 def letter_tokenizer(tokens: Sequence[str], *, unknown: str, replaced: Sequence[tuple[str, str]] = ()) -> Any:
-    """A tokenizer of `tokenizers` in which every character is a token; ids are places in ``tokens``.
+    """A tokenizer of `tokenizers` in which every character is a token; ids are indices in ``tokens``.
 
     Other characters become ``unknown``, one of the tokens. A letter whose other case alone is a token is that token.
     replaced: pairs of a character and the one that it counts as.

@@ -88,7 +88,7 @@ class LagKernel(KeepsFloat32):
         self.causal = causal
 
     def taps(self, length: int) -> Tensor:
-        """Taps for a signal of this length, cut at the kernel's support.
+        """Return taps for a signal of this length, cut at the kernel's support.
 
         Returns:
             ``(channels, n)`` for lags 0..n-1 when causal, ``(channels, 2 n - 1)`` for lags -(n-1)..n-1 otherwise, with
@@ -100,7 +100,7 @@ class LagKernel(KeepsFloat32):
         raise NotImplementedError
 
     def check_length(self, length: int) -> None:
-        """ValueError for a signal longer than `taps` supports."""
+        """Raise ValueError for a signal longer than `taps` supports."""
         if self.max_length is not None and length > self.max_length:
             raise ValueError(
                 f"this kernel has coefficients for {self.max_length} tokens, got a sequence of {length}; "
@@ -108,7 +108,7 @@ class LagKernel(KeepsFloat32):
             )
 
     def at(self, lags: Tensor) -> Tensor:
-        """Values ``(channels, n)`` at integer lags ``(n,)``, in any order; zero where `taps` ends.
+        """Return values ``(channels, n)`` at integer lags ``(n,)``, in any order; zero where `taps` ends.
 
         A continuous kernel computes only these. Of another one, all taps up to the largest lag are computed.
         """
@@ -127,7 +127,7 @@ class LagKernel(KeepsFloat32):
         raise ValueError(f"{type(self).__name__} has no values between tokens; use a kernel such as 'warped' or 'rpe'")
 
     def local_taps(self) -> tuple[Tensor, int] | None:
-        """Taps ``(channels, m)`` that `smooth_at` omits, and the index of lag 0 among them; None if it omits
+        """Return taps ``(channels, m)`` that `smooth_at` omits, and the index of lag 0 among them; None if it omits
         nothing."""
         return None
 
@@ -170,7 +170,7 @@ class LagKernel(KeepsFloat32):
 
 
 def _picked(taps: Tensor, index: Tensor) -> Tensor:
-    """Taps at any indices, zero outside."""
+    """Return taps at any indices, zero outside."""
     inside = (index >= 0) & (index < taps.shape[1])
     return taps.index_select(1, index.clamp(0, taps.shape[1] - 1)) * inside
 

@@ -61,7 +61,7 @@ class DiagonalKernel(LagKernel):
     def _weight_type(self) -> torch.dtype:
         return self.precision(next(self.parameters())).to_complex()
 
-    def held(self, decay: Tensor, angle: Tensor, weight: Tensor, direct: Tensor) -> list[Side]:
+    def _zoh(self, decay: Tensor, angle: Tensor, weight: Tensor, direct: Tensor) -> list[Side]:
         """`sides` from parameters ``(sides, channels, modes)`` of the token of time 1, with inputs that are held for
         the present ``token_time`` (`zoh_inputs`)."""
         if self.token_time != 1:
@@ -128,7 +128,7 @@ class ModalKernel(DiagonalKernel):
 
     def sides(self) -> list[Side]:
         dtype = self.precision(self.rate)
-        return self.held(self.rate.double().exp(), self.angle.double(), self.amplitude.to(dtype), self.direct.to(dtype))
+        return self._zoh(self.rate.double().exp(), self.angle.double(), self.amplitude.to(dtype), self.direct.to(dtype))
 
     @torch.no_grad()
     def load_modes(self, modes: Modes) -> None:
@@ -153,7 +153,7 @@ class ModalKernel(DiagonalKernel):
         real = poles != 0
         rate, angle = (-poles.abs().where(real, 0.5).log()).log(), poles.angle()
         amplitude = weights * real
-        if self.token_time != 1:  # the inverse of `held`
+        if self.token_time != 1:  # the inverse of `_zoh`
             rate, angle = rate - math.log(self.token_time), angle / self.token_time
             amplitude = amplitude / zoh_inputs(torch.complex(-rate.exp(), angle), self.token_time)
         self.rate[0, :, :n] = torch.where(real, rate, self.rate[0, :, :n])

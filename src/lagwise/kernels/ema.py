@@ -142,4 +142,4 @@ class CEMAKernel(DiagonalKernel):
             alpha, delta, theta = (p.double().sigmoid() for p in (self.alpha, self.delta, self.theta))
             angle = torch.arange(1, n + 1, device=theta.device) * (2 * math.pi / n * theta)
             weight = self.gamma.to(dtype) * (n**-0.5 * alpha[..., None]).to(dtype)
-            return self.held(-torch.log1p(-alpha * delta), angle, weight, self.omega.to(dtype))
+            return self._zoh(-torch.log1p(-alpha * delta), angle, weight, self.omega.to(dtype))

@@ -185,7 +185,7 @@ class RPEKernel(LagKernel):
         return torch.cat([angle.sin(), angle.cos()], dim=1)
 
     def _log_decay(self, dtype: torch.dtype) -> Tensor:
-        """ln(decay) as (channels or 1, 1). A decay of 0 is replaced by the smallest number, which leaves only lag 0."""
+        """Return ln(decay) as (channels or 1, 1). The smallest number replaces a decay of 0: it leaves only lag 0."""
         if self.decay_logit is not None:
             return F.logsigmoid(self.decay_logit.to(dtype))[:, None]
         log = math.log(self.decay) if self.decay > 0 else -1e4

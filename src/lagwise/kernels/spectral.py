@@ -83,7 +83,7 @@ def hankel_filters(span: int, filters: int) -> np.ndarray:
     powers = np.arange(span)
     vectors, roots, _ = np.linalg.svd(np.exp(1.5 * log_rest + (0.5 + powers) * log_node).T, full_matrices=False)
     roots = roots * math.sqrt(_STEP)
-    if (known := int((roots > _MIN_SINGULAR_VALUE * roots[0]).sum())) < filters:
-        raise ValueError(f"a span of {span} has at most {known} filters that are not lost in rounding, got {filters}")
+    if (count := int((roots > _MIN_SINGULAR_VALUE * roots[0]).sum())) < filters:
+        raise ValueError(f"a span of {span} has at most {count} filters that are not lost in rounding, got {filters}")
     taps = (roots[:filters] ** 0.5 * vectors[:, :filters]).T
     return np.ascontiguousarray(taps * np.where(taps[:, :1] < 0, -1, 1))

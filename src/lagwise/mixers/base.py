@@ -241,13 +241,13 @@ class Mixer(StreamModule):
         return None if self.takes_times else type(self).__name__
 
     def require_times(self) -> None:
-        """ValueError if it, or a mixer inside, counts tokens."""
+        """Raise ValueError if it, or a mixer inside, counts tokens."""
         for part in mixers_of(self):
             if (name := part.counts_tokens) is not None:
                 raise ValueError(f"{name} counts tokens, which therefore have no times of their own; {_CONTINUOUS}")
 
     def require_shards(self) -> None:
-        """ValueError if it, or a mixer inside, has no exact form for rows that are split between processes."""
+        """Raise ValueError if it, or a mixer inside, has no exact form for rows that are split between processes."""
         for part in mixers_of(self):
             if not part.takes_shards:
                 raise ValueError(
@@ -256,8 +256,8 @@ class Mixer(StreamModule):
                 )
 
     def require_fixed(self, *, online: bool = False) -> None:
-        """ValueError if the state grows with the text. online: whether exact kernels keep their long blocks outside the
-        step, so that they may be of any support."""
+        """Raise ValueError if the state grows with the text. online: whether exact kernels keep their long blocks
+        outside the step, so that they may be of any support."""
         for part in mixers_of(self)[1:]:
             part.require_fixed(online=online)
         if self.grows:
@@ -267,7 +267,7 @@ class Mixer(StreamModule):
             )
 
     def require_causal(self) -> None:
-        """ValueError if it has no streaming state."""
+        """Raise ValueError if it has no streaming state."""
         if not self.streams:
             raise ValueError(f"{type(self).__name__} does not stream: it has no state; run it on whole sequences")
         if not self.causal:
@@ -320,7 +320,7 @@ def state_grows(mixer: Mixer) -> bool:
 
 
 def check_heads(channels: int, heads: int) -> None:
-    """ValueError unless heads divides the channels."""
+    """Raise ValueError unless heads divides the channels."""
     if heads < 1 or channels % heads:
         raise ValueError(f"heads must divide the {channels} channels, got {heads}")
 
@@ -364,15 +364,15 @@ def padded_prefill(prefill: Prefill, x: Tensor, state: Any, layout: Layout) -> t
 
 
 def require_rows(x: Tensor, state: Any) -> None:
-    """ValueError if x and a state have different numbers of rows."""
+    """Raise ValueError if x and a state have different numbers of rows."""
     rows = next((len(part) for part in leaves(state)), None)
     if rows is not None and rows != x.shape[0]:
         raise ValueError(f"tokens must have the stream's {rows} rows, got {x.shape[0]}")
 
 
 def checked(x: Tensor, layout: Layout, channels: int) -> Tensor:
-    """x with zeros at padding, so that the values there affect no weight, output or gradient. ValueError if a shape is
-    wrong."""
+    """Return x with zeros at padding, so that the values there affect no weight, output or gradient. ValueError if a
+    shape is wrong."""
     if x.dim() != 3 or x.shape[2] != channels or x.shape[1] == 0:
         raise ValueError(f"x must be (batch, length >= 1, channels={channels}), got {tuple(x.shape)}")
     layout.check(*x.shape[:2])
@@ -385,5 +385,5 @@ def _has_no_rows(x: Tensor) -> bool:
 
 
 def masked(x: Tensor, mask: Tensor | None) -> Tensor:
-    """x with zeros at padding, even where it is NaN."""
+    """Return x with zeros at padding, even where it is NaN."""
     return x if mask is None else x.masked_fill(~mask.bool()[..., None], 0)

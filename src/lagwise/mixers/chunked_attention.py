@@ -181,7 +181,7 @@ class ChunkedAttention(Derived):
     def _next(
         self, query: Tensor, key: Tensor, value: Tensor, state: ChunkState, mask: Tensor | None = None
     ) -> tuple[Tensor, ChunkState]:
-        """Several tokens, with padding only before the first of a row."""
+        """Mix several tokens, with padding only before the first of a row."""
         n, seen, reach = query.shape[1], state.seen, _reach(state)
         stored = reach if isinstance(state.key, Tensor) else state.key.size
         in_graph, chunk = isinstance(state.key, Tensor), reach // self.chunks
@@ -286,7 +286,7 @@ class ChunkedAttention(Derived):
         return chunked_attention(query, key, value, chunk=chunk, bias=bias, mask=mask, **options)
 
     def _lag_bias(self, reach: int) -> Tensor | None:
-        """Biases ``(heads, 2 * reach - 1)``, lag ``-(reach - 1)`` first."""
+        """Return biases ``(heads, 2 * reach - 1)``, lag ``-(reach - 1)`` first."""
         if self.rotary_pair is None:
             return _nearest(self.lag_table, reach)
         # Copy: weights mapped from a file may have any address, and complex numbers need an aligned one.

@@ -17,7 +17,7 @@ from lagwise.tables import build
 
 
 class GridMixer(Mixer):
-    """Any two token mixers, one for each axis of a grid: ``rows(x) + columns(x)``.
+    """Two token mixers of any kind, one for each axis of a grid: ``rows(x) + columns(x)``.
 
     Formula: ``y[i, j] = rows(x[i, :])[j] + columns(x[:, j])[i]``: rows are a batch for one mixer, and columns for the
     other.

@@ -38,7 +38,7 @@ Length = TypeVar("Length", int, Tensor)
 
 
 def _check_extent(kernel: LagKernel, x: Tensor, layout: Layout) -> None:
-    """ValueError for a row that is longer than the kernel supports."""
+    """Raise ValueError for a row that is longer than the kernel supports."""
     if kernel.max_length is not None and not symbolic(x.shape[1]) and x.shape[1] > kernel.max_length:
         kernel.check_length(x.shape[1] if layout.mask is None else layout.extents[2])
 
@@ -288,12 +288,12 @@ class CausalSKI:
         return split_kernel(short, coarse, plan)
 
     def node_limit(self, kernel: LagKernel, plan: SKIPlan) -> int | None:
-        """Coarse taps of the kernel that are not negligible, if it ends."""
+        """Count the coarse taps of the kernel that are not negligible, if it ends."""
         support = kernel.support
         return None if support is None else max(plan.short_nodes, -(-support // plan.spacing) + 1)
 
     def _enough_coarse(self, kernel: LagKernel, plan: SKIPlan, coarse: Tensor, nodes: int) -> Tensor:
-        """Coarse taps for so many nodes or as many as the kernel reaches: the given ones if they suffice."""
+        """Return coarse taps for so many nodes or as many as the kernel reaches: the given ones if they suffice."""
         limit = self.node_limit(kernel, plan)
         if nodes <= len(coarse) or (limit is not None and limit <= len(coarse)):
             return coarse
@@ -323,7 +323,7 @@ def _grown(nodes: Tensor, capacity: int) -> Tensor:
 
 
 def _lags(coarse: Tensor, first: int, count: int) -> Tensor:
-    """Coarse taps ``(count, channels)`` from lag ``first`` on, zero after the last."""
+    """Return coarse taps ``(count, channels)`` from lag ``first`` on, zero after the last."""
     taps = coarse[first : first + count]
     return F.pad(taps, (0, 0, 0, count - len(taps)))
 
@@ -393,7 +393,7 @@ class TwoSidedSKI:
         return ragged_ski_product(x, coefficients, first, lengths, nodes=nodes, degree=self.degree, local=local)
 
     def _nodes(self, length: int) -> int:
-        """Inducing points of a text that has at least as many tokens."""
+        """Return the number of inducing points of a text that has at least as many tokens."""
         if self.spacing is None:
             return self.rank
         return torch.sym_max(self.rank, _nodes_apart(length, self.spacing))  # type: ignore[return-value]

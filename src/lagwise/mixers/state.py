@@ -144,7 +144,7 @@ def named_tensors(state: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def rebuilt(like: Any, tensors: Iterator[Tensor]) -> Any:
-    """Nested tuples with the same structure and other tensors."""
+    """Return nested tuples with the same structure and other tensors."""
     if isinstance(like, Tensor):
         return next(tensors)
     if not isinstance(like, tuple):

@@ -97,7 +97,7 @@ class TimestepNorm(Mixer):
 
 
 def _decays(decay: Sequence[float]) -> tuple[float, float]:
-    """ValueError unless there are two numbers, each at least 0.5 and less than 1."""
+    """Raise ValueError unless there are two numbers, each at least 0.5 and less than 1."""
     numbers = isinstance(decay, Sequence) and all(isinstance(q, (int, float)) and 0.5 <= q < 1 for q in decay)
     if not numbers or len(decay) != 2:
         raise ValueError(f"decay must be two numbers, each at least 0.5 and less than 1, got {decay!r}")

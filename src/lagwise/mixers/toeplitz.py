@@ -184,7 +184,7 @@ class ToeplitzMixer(Derived, Mixer):
 
     @property
     def form(self) -> Any:
-        """How it computes: exactly, as a state space, or by SKI."""
+        """The form of its computation: exactly, as a state space, or by SKI."""
         return self.ski or (_STATE_SPACE if self.kernel.recurrent else _EXACT)
 
     @property
@@ -277,7 +277,7 @@ class ToeplitzMixer(Derived, Mixer):
         return super().mix_columns(x, layout, width)
 
     def taps(self, length: int) -> Tensor:
-        """Taps for a signal of this length, or all taps if a graph leaves it open."""
+        """Return taps for a signal of this length, or all taps if a graph leaves it open."""
         if self._frozen is LongTaps and (taps := self.derived().taps) is not None:
             return taps if symbolic(length) else taps[:, :length]
         support = self.kernel.support

@@ -113,7 +113,7 @@ class StreamingCache(Cache):
             layer.state = state
 
     def require_continues(self, rows: int, model: int | None) -> None:
-        """ValueError for another batch size or model than those of the cache."""
+        """Raise ValueError for another batch size or model than those of the cache."""
         if self.rows not in (None, rows):
             raise ValueError(f"the cache holds a batch of {self.rows}, the input is a batch of {rows}")
         if self.model not in (None, model):

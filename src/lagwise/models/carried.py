@@ -21,7 +21,7 @@ class CarriedStates:
 
     Args:
         model: The language model, in evaluation mode.
-        what: What needs the states, for messages.
+        who: What needs the states, for messages.
         changes: Whether the weights change between chunks; states then get what is derived of the new weights.
 
     Raises:

@@ -103,8 +103,8 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         return self._steps.get(rows, self._steps.get(None))
 
     def next_logits(self, input_ids: Tensor, cache: StreamingCache) -> Tensor:
-        """Logits ``(batch, vocab_size)`` of the next token after input_ids ``(batch, length)``, which follow the tokens
-        that a cache has seen. Uses the compiled step if there is one, with less overhead than `forward`."""
+        """Compute logits ``(batch, vocab_size)`` of the next token after input_ids ``(batch, length)``, which follow
+        the tokens that a cache has seen. Uses the compiled step if there is one, with less overhead than `forward`."""
         step = None if rows_apart() else self._compiled(len(input_ids))
         logits = None if step is None else step.follow(self, input_ids, cache)
         if logits is None:

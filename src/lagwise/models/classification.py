@@ -99,7 +99,7 @@ class WideHead(Head):
         return self.wide(x, mask, types if self.wide.reads_types else None)
 
     def answer(self, pooled: Tensor, wide: Tensor | None) -> Tensor:
-        """Logits of pooled hidden states, to which those of the map are added (`beside`, or for a stream
+        """Compute logits of pooled hidden states, to which those of the map are added (`beside`, or for a stream
         `Wide.step`)."""
         logits = self.classifier(self.hidden(self.dropout(pooled).to(self.classifier.weight.dtype)))
         return logits if wide is None else logits + wide
@@ -135,7 +135,7 @@ class LagwiseForSequenceClassification(WideHead):
             raise ValueError("a wide part of images needs LagwiseForImageClassification")
 
     def _texts(self, types: Tensor | None, mask: Tensor | None) -> Tensor:
-        """Document numbers that separate the two texts of each row, -1 at padding."""
+        """Return document numbers that separate the two texts of each row, -1 at padding."""
         if types is None:
             raise ValueError(
                 f"pooling {self.config.pooling!r} needs token_type_ids, 0 at the first text and 1 at the second"

@@ -124,7 +124,7 @@ def outlook(model: Any) -> str:
 
 @torch.no_grad()
 def effective_taps(mixer: ToeplitzMixer, lags: int) -> Tensor:
-    """Taps ``(channels, n)`` that a causal mixer applies; ``lags`` of them if its support is infinite."""
+    """Return taps ``(channels, n)`` that a causal mixer applies; ``lags`` of them if its support is infinite."""
     kernel = mixer.kernel
     n = kernel.support or lags
     if not isinstance(mixer.ski, CausalSKI):

@@ -131,5 +131,5 @@ class _Outside(TorchDispatchMode):
 
 
 def _addresses(values: Any) -> list[tuple[int, Tensor]]:
-    """Tensors in a tree, with the addresses of their memory."""
+    """Return tensors in a tree, with the addresses of their memory."""
     return [(t.untyped_storage().data_ptr(), t) for t in pytree.tree_leaves(values) if isinstance(t, Tensor)]

@@ -29,7 +29,7 @@ class TokenInput(nn.Embedding):
 
     @staticmethod
     def check(input_ids: Tensor, vocab_size: int) -> None:
-        """ValueError for ids of a wrong type or shape, or outside the vocabulary."""
+        """Raise ValueError for ids of a wrong type or shape, or outside the vocabulary."""
         if input_ids.is_floating_point():
             raise ValueError(f"input_ids must be integers, got {input_ids.dtype}")
         if input_ids.dim() != 2 or 0 in input_ids.shape:
@@ -146,7 +146,7 @@ class ValueInput(nn.Linear):
 
     @staticmethod
     def check(input_values: Tensor, embedding: ValueInput) -> None:
-        """ValueError for values of a wrong shape, for infinity, for NaN without ``gaps``, and for times that are
+        """Raise ValueError for values of a wrong shape, for infinity, for NaN without ``gaps``, and for times that are
         negative or missing."""
         if input_values.dim() != 3 or 0 in input_values.shape or input_values.shape[2] != embedding.features:
             raise ValueError(
@@ -190,12 +190,12 @@ class PatchInput(nn.Conv2d):
         return F.linear(patches.flatten(3).flatten(1, 2).to(self.weight.dtype), self.weight.flatten(1), self.bias)
 
     def grid(self, pixel_values: Tensor) -> tuple[int, int]:
-        """Rows and columns of patches."""
+        """Return the numbers of rows and columns of patches."""
         return pixel_values.shape[2] // self.stride[0], pixel_values.shape[3] // self.stride[1]
 
     @staticmethod
     def check(pixel_values: Tensor, embedding: PatchInput) -> None:
-        """ValueError for images of a wrong shape, and for NaN or infinity."""
+        """Raise ValueError for images of a wrong shape, and for NaN or infinity."""
         side = embedding.stride[0]
         if pixel_values.dim() != 4 or 0 in pixel_values.shape or pixel_values.shape[1] != embedding.in_channels:
             colour = pixel_values.dim() == 4 and (embedding.in_channels, pixel_values.shape[1]) == (1, 3)
@@ -252,7 +252,7 @@ def standardised(x: Tensor, mean: list[float] | None, std: list[float] | None) -
 
 
 def check_scale(count: int, mean: list[float] | None, std: list[float] | None, noun: str, prefix: str = "") -> None:
-    """ValueError unless mean and std, where given, have a number for each feature, and std positive ones."""
+    """Raise ValueError unless mean and std, where given, have a number for each feature, and std positive ones."""
     for name, values in (("mean", mean), ("std", std)):
         if values is not None and len(values) != count:
             raise ValueError(f"{prefix}{name} must have a number for each of {count} {noun}, got {values}")
@@ -261,7 +261,7 @@ def check_scale(count: int, mean: list[float] | None, std: list[float] | None, n
 
 
 def check_finite(name: str, x: Tensor) -> None:
-    """ValueError if any value is NaN or infinite."""
+    """Raise ValueError if any value is NaN or infinite."""
     if torch.compiler.is_compiling() or transformed():
         return
     # The sum takes one pass over x. It is finite only if every value is, but finite values may overflow it.
@@ -270,7 +270,7 @@ def check_finite(name: str, x: Tensor) -> None:
 
 
 def sinusoids(positions: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
-    """Sinusoidal positions (Vaswani et al. 2017).
+    """Compute sinusoidal positions (Vaswani et al. 2017).
 
     Formula: the first half of the channels is ``sin(p w_i)``, the second ``cos(p w_i)``, with
     ``w_i = 10000^(-i / half)`` for i = 0..half-1; an odd last channel is 0.
@@ -285,7 +285,7 @@ def sinusoids(positions: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
 
 
 def grid_sinusoids(layout: Layout, like: Tensor, *, rms: float) -> Tensor:
-    """Sinusoidal positions of the patches of images: half the channels for the row, the others for the column.
+    """Compute sinusoidal positions of the patches of images: half the channels for the row, the others for the column.
 
     Formula: ``sinusoids(16 (i + 1/2) / height)`` beside ``sinusoids(16 (j + 1/2) / width)`` for the patch in row i and
     column j, scaled to a root mean square of ``rms``. A model passes the standard deviation that its embeddings of

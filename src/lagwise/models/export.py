@@ -84,13 +84,13 @@ def export_step(model: Any, path: Path) -> dict[str, Any]:
 
 
 def step_of(model: Any) -> StreamingStep:
-    """One step of a model's stream. ValueError for a model that has none of fixed shapes."""
+    """Return one step of a model's stream. ValueError for a model that has none of fixed shapes."""
     return (StreamingStep if isinstance(model, LagwiseForCausalLM) else SignalStep)(model)
 
 
 def stream_example(model: Any, step: Any) -> tuple[Tensor, Tensor]:
-    """Random inputs of consecutive steps ``(steps, ...)``, more than the longest ring buffer holds, and the model's
-    outputs for them."""
+    """Return random inputs of consecutive steps ``(steps, ...)``, more than the longest ring buffer holds, and the
+    model's outputs for them."""
     state = step.start(1)
     layers = list(state.values())[: len(state) - len(step.token_attributes)]
     longest = max((tensor.shape[1] for tensor in layers if tensor.dim() > 1), default=0)
@@ -341,7 +341,7 @@ def _reads_pairs(model: Any) -> bool:
 
 
 def _random_ids(model: LagwiseForCausalLM, length: int, batch: int = 1) -> Tensor:
-    """Random ids in which every second stretch repeats the one before it, so that matches occur."""
+    """Return random ids in which every second stretch repeats the one before it, so that matches occur."""
     generator = torch.Generator().manual_seed(0)
     length = length if model.length_limit is None else min(length, model.length_limit)
     ids = torch.randint(model.config.vocab_size, (batch, length), generator=generator, device="cpu")

@@ -64,7 +64,7 @@ class VocabularyHead(Head):
         self.post_init()
 
     def to_logits(self, hidden: Tensor) -> Tensor:
-        """Logits ``(..., vocab_size)`` of hidden states ``(..., hidden_size)`` of the backbone."""
+        """Compute logits ``(..., vocab_size)`` of hidden states ``(..., hidden_size)`` of the backbone."""
         return self.lm_head(self._transformed(hidden))
 
     def _transformed(self, hidden: Tensor) -> Tensor:

@@ -25,13 +25,13 @@ _SPLIT = (
 
 
 def check_whole() -> None:
-    """ValueError within torch's ``context_parallel``, where a process has a shard of each sequence."""
+    """Raise ValueError within torch's ``context_parallel``, where a process has a shard of each sequence."""
     if getattr(F.scaled_dot_product_attention, "__module__", None) == _CONTEXT_PARALLEL:
         raise ValueError(f"this model was called within context_parallel. {_SPLIT}")
 
 
 def check_precision(model: nn.Module, device: torch.device) -> None:
-    """ValueError if a part of a model needs float64 and the device has none."""
+    """Raise ValueError if a part of a model needs float64 and the device has none."""
     if device.type == "mps":
         for name, part in model.named_modules():
             if getattr(part, "needs_float64", False):
@@ -42,7 +42,7 @@ def check_precision(model: nn.Module, device: torch.device) -> None:
 
 
 def check_shard(cache: Any, *others: Any) -> None:
-    """ValueError for a cache, and for documents that are not given by seq_idx, with shards of sequences."""
+    """Raise ValueError for a cache, and for documents that are not given by seq_idx, with shards of sequences."""
     if cache is not None:
         raise ValueError("sequences that are split between processes cannot be streamed; pass no cache")
     if any(each is not None for each in others):
@@ -133,8 +133,8 @@ def _from_positions(position_ids: Tensor | None, attention_mask: Tensor | None) 
 def token_positions(
     batch: int, length: int, layout: Layout, cache: StreamingCache | None, device: torch.device
 ) -> Tensor:
-    """Positions ``(batch, length)`` among the real tokens of a text, or of each document of a packed row. Padding has
-    the position of the token before it, or 0. A cache counts on."""
+    """Return positions ``(batch, length)`` among the real tokens of a text, or of each document of a packed row.
+    Padding has the position of the token before it, or 0. A cache counts on."""
     if layout.mask is None:
         positions = torch.arange(length, device=device).expand(batch, length)
     else:
@@ -158,7 +158,7 @@ def current_mask(attention_mask: Tensor, batch: int, length: int) -> Tensor:
 
 
 def check_vocabulary(input_ids: Tensor, vocab_size: int) -> None:
-    """ValueError if any of at least one id is outside ``[0, vocab_size)``."""
+    """Raise ValueError if any of at least one id is outside ``[0, vocab_size)``."""
     low, high = (int(bound) for bound in input_ids.aminmax())
     if low < 0 or high >= vocab_size:
         raise ValueError(
@@ -167,7 +167,7 @@ def check_vocabulary(input_ids: Tensor, vocab_size: int) -> None:
 
 
 def check_types(types: Tensor, count: int, batch: int, length: int) -> None:
-    """ValueError for token_type_ids of a wrong shape, or outside ``[0, count)``."""
+    """Raise ValueError for token_type_ids of a wrong shape, or outside ``[0, count)``."""
     if tuple(types.shape) != (batch, length):
         raise ValueError(f"token_type_ids must be (batch, length) = {(batch, length)}, got {tuple(types.shape)}")
     if types.device.type == "cpu" and not traced() and not 0 <= int(types.min()) <= int(types.max()) < count:
@@ -175,7 +175,7 @@ def check_types(types: Tensor, count: int, batch: int, length: int) -> None:
 
 
 def check_prompt_length(limit: int | None, prompt: int, new: int) -> None:
-    """ValueError if a prompt with the tokens to add is longer than a model's limit."""
+    """Raise ValueError if a prompt with the tokens to add is longer than a model's limit."""
     if limit is not None and prompt + max(new, 1) > limit:
         room = max(0, limit - prompt)
         remedy = f"; ask for fewer than {new}" if room else "; shorten it"
@@ -185,7 +185,7 @@ def check_prompt_length(limit: int | None, prompt: int, new: int) -> None:
 
 
 def require_no_padding_after(mask: Tensor | None, prompts: str) -> None:
-    """ValueError if rows of a mask end in padding, which prompts of this kind may not."""
+    """Raise ValueError if rows of a mask end in padding, which prompts of this kind may not."""
     if mask is not None and not mask[:, -1].all():
         raise ValueError(f"attention_mask pads prompts on the right; those {prompts} must be padded on the left")
 

@@ -53,7 +53,7 @@ def offloaded_weights(module: nn.Module) -> Iterator[None]:
 
 
 def require_loaded(model: nn.Module, purpose: str) -> None:
-    """ValueError if weights are offloaded, for code that uses them outside the model's forward."""
+    """Raise ValueError if weights are offloaded, for code that uses them outside the model's forward."""
     if any(parameter.is_meta for parameter in model.parameters()):
         raise ValueError(
             f"{purpose} needs all weights in memory, but some of this model's are offloaded; load it without offloading"

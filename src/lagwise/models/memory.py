@@ -43,8 +43,8 @@ def parameter_count(model_class: Any, config: LagwiseConfig) -> int:
 
 
 def check_memory(model_class: Any, config: LagwiseConfig, *, training: bool, shares: int = 1) -> None:
-    """ValueError if the weights (and in training their gradients and AdamW's moments) exceed the machine's memory.
-    shares: processes between which they are divided."""
+    """Raise ValueError if the weights (and in training their gradients and AdamW's moments) exceed the machine's
+    memory. shares: processes between which they are divided."""
     parameters = parameter_count(model_class, config)
     message = f"a model of {parameters:,} parameters takes {{}} of memory" + (" to train" if training else "")
     _compare(
@@ -58,7 +58,7 @@ def check_memory(model_class: Any, config: LagwiseConfig, *, training: bool, sha
 def check_step_memory(
     model_class: Any, config: LagwiseConfig, rows: int, length: int, *, checkpointing: bool, float16: bool = False
 ) -> None:
-    """ValueError if a training step certainly exceeds the machine's memory: with what every model keeps for the
+    """Raise ValueError if a training step certainly exceeds the machine's memory: with what every model keeps for the
     backward pass, the residual stream of ``rows`` sequences after each block, and a language model's logits where they
     are all needed. length: of a sequence, or the pixels of an image. float16: whether autocast is to it, which needs
     all logits."""
@@ -76,8 +76,8 @@ def check_step_memory(
 
 
 def check_images_memory(images: int, channels: int, height: int, width: int) -> None:
-    """ValueError if a first answer of images certainly exceeds the machine's memory: it holds all of them in float32,
-    and computes their features in small parts."""
+    """Raise ValueError if a first answer of images certainly exceeds the machine's memory: it holds all of them in
+    float32, and computes their features in small parts."""
     _compare(
         images * channels * height * width * _FLOAT_BYTES,
         f"a first answer of {images} images of {height} x {width} pixels takes more than {{}} of memory",

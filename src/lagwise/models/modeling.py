@@ -68,8 +68,8 @@ class LagwisePreTrainedModel(LoadedSafely, PreTrainedModel):
     _skip_keys_device_placement = list(NAMES)
 
     def split_sequences(self, group: Any) -> None:
-        """From now on, every process of a group gives its contiguous shard of the same rows, in the order of the ranks,
-        and gets the outputs of its tokens: exactly those of whole rows.
+        """Have every process of a group give its contiguous shard of the same rows, in the order of the ranks, and
+        get the outputs of its tokens: exactly those of whole rows.
 
         Shards may have different lengths. Packed rows are given by seq_idx. Every process must call the model as often
         as the others, with gradients or without. A loss is this process's share: the losses of all, added, are that of
@@ -415,7 +415,7 @@ class LagwiseModel(LagwisePreTrainedModel):
     def _embed(
         self, embeds: Tensor | None, mask: Tensor | None, inputs: dict[str, Tensor | None]
     ) -> tuple[Tensor, tuple[int, int] | None]:
-        """One vector for each token ``(batch, length, hidden_size)``, and the grid for images."""
+        """Return one vector for each token ``(batch, length, hidden_size)``, and the grid for images."""
         expected = self.input_type.argument
         names = [name for name, value in inputs.items() if value is not None]
         if (names or ["inputs_embeds"]) != ([expected] if embeds is None else ["inputs_embeds"]):

@@ -107,8 +107,8 @@ class MatchEmbedding(nn.Module):
         return (self.table(rows) * (followers > 0)[..., None]).sum(2), later
 
     def rows(self, ids: Tensor, layout: Layout, earlier: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Tokens after earlier occurrences, ``(batch, length, sizes)`` as ids + 1 and 0 for none, and what `forward`
-        returns beside the vectors."""
+        """Return tokens after earlier occurrences, ``(batch, length, sizes)`` as ids + 1 and 0 for none, and what
+        `forward` returns beside the vectors."""
         length, table = ids.shape[1], None
         if earlier is not None:
             earlier, table = earlier.split([self.reach, len(self.sizes) * self.BUCKETS], 1)
@@ -150,8 +150,8 @@ class MatchEmbedding(nn.Module):
     def _all(
         self, numbers: Tensor, last: Tensor, real: Tensor, layout: Layout, table: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Tokens after earlier occurrences of the same n tokens, ``(batch, sizes, length)``, as ids + 1 and 0 for none;
-        and the updated table."""
+        """Return tokens after earlier occurrences of the same n tokens, ``(batch, sizes, length)``, as ids + 1 and 0
+        for none; and the updated table."""
         count = numbers.shape[2]
         index, bucket = torch.arange(count, device=numbers.device), numbers % self.BUCKETS
         real = real.expand_as(numbers)
@@ -235,7 +235,7 @@ def _with_earlier(ids: Tensor, layout: Layout, reach: int, earlier: Tensor | Non
 
 
 def _positions(ids: Tensor, layout: Layout) -> Tensor | None:
-    """Positions of ids in the documents of packed rows."""
+    """Return positions of ids in the documents of packed rows."""
     if layout.seq_idx is None:
         return None
     return token_positions(ids.shape[0], ids.shape[1], Layout(seq_idx=layout.seq_idx), None, ids.device)

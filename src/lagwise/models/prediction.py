@@ -16,7 +16,7 @@ from lagwise.tables import check_integer
 
 @dataclass
 class LagwisePredictionOutput(ModelOutput):
-    """Fields are named as in transformers' `PatchTSTForPredictionOutput`. prediction_outputs ``(batch, horizon,
+    """Output with fields as in transformers' `PatchTSTForPredictionOutput`: prediction_outputs ``(batch, horizon,
     channels)``, on the scale of the series; loc and scale ``(batch, 1, channels)``, by which inputs were normalised."""
 
     loss: Tensor | None = None

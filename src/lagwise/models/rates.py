@@ -17,7 +17,7 @@ def set_rate(model: Any, config: Any) -> None:
 
 
 def require_rate(who: str, model: Any, config: Any) -> None:
-    """ValueError, about ``who``, if a part of a backbone counts samples, so that it has one rate."""
+    """Raise ValueError, about ``who``, if a part of a backbone counts samples, so that it has one rate."""
     if config.input_name != "values":
         raise ValueError(f"{who} needs inputs 'values', as a rate is that of samples, got {config.inputs!r}")
     stride = model.embed_tokens.stride
@@ -43,7 +43,7 @@ def require_rate(who: str, model: Any, config: Any) -> None:
 
 
 def require_times(model: Any, config: Any) -> None:
-    """ValueError if a part of a backbone counts tokens, which then have no times of their own."""
+    """Raise ValueError if a part of a backbone counts tokens, which then have no times of their own."""
     _check_positions("tokens with times of their own", config)
     if config.wide is not None:
         raise ValueError("tokens with times of their own need a model without a map of convolutions (task.wide=false)")

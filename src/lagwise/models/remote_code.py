@@ -86,7 +86,7 @@ class SavedWithCode:
 
     @property
     def input_options(self) -> Mapping[str, Any]:
-        """Options of ``inputs``; its name may be among them."""
+        """Return the options of ``inputs``; its name may be among them."""
         config: Any = self
         return {} if isinstance(config.inputs, str) else config.inputs
 

@@ -22,7 +22,7 @@ def is_sharded(model: nn.Module) -> bool:
 
 @torch.no_grad()
 def whole_state(model: nn.Module) -> dict[str, Tensor]:
-    """All weights and buffers, whole and detached. For a sharded model, every process calls this, and gets them."""
+    """Gather all weights and buffers, whole and detached. For a sharded model, every process must call this."""
     state = model.state_dict()
     return {n: (t.full_tensor() if isinstance(t, DTensor) else t).detach() for n, t in state.items()}
 
@@ -38,15 +38,15 @@ def whole_model(model: Any) -> Any:
 
 
 def require_whole_layers(model: nn.Module) -> None:
-    """ValueError if `fully_shard` was given a part of a layer that is used without its `forward`, by steps of a stream
-    or for its taps: the weights would not be gathered."""
+    """Raise ValueError if `fully_shard` was given a part of a layer that is used without its `forward`, by steps of a
+    stream or for its taps: the weights would not be gathered."""
     for name, part in model.named_modules():
         if isinstance(part, FSDPModule) and isinstance(part, Block | Mixer | LagKernel):
             raise ValueError(f"fully_shard cannot shard {name} ({type(part).__name__}) on its own; shard whole layers")
 
 
 def require_shards(model: Any) -> None:
-    """ValueError if a part of a model has no exact form for shards of sequences; the message names it."""
+    """Raise ValueError if a part of a model has no exact form for shards of sequences; the message names it."""
     config = model.config
     if not getattr(model, "splits", True):
         raise ValueError(f"{type(model).__name__} pools tokens, so it cannot take shards of sequences")

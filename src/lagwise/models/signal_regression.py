@@ -130,14 +130,14 @@ class SignalOutputs(nn.Module):
         return F.linear(frames.to(self.analysis.dtype), self.analysis)
 
     def levels(self, filtered: Tensor) -> Tensor:
-        """Embeddings ``(batch, steps, hidden_size)`` of the powers of the filters, added to those of the steps."""
+        """The embeddings ``(batch, steps, hidden_size)`` of the powers of the filters, added to those of the steps."""
         pairs = filtered.unflatten(-1, (2, self.bands))
         pairs = pairs.to(torch.promote_types(pairs.dtype, torch.float32))
         power = pairs.square().sum(-2).add(_FLOOR).log() / _LEVELS
         return self.power(power.flatten(2).to(self.power.weight.dtype))
 
     def forward(self, hidden: Tensor, filtered: Tensor | None) -> Tensor:
-        """Output samples ``(batch, steps * stride, outputs)``, in at least float32."""
+        """Return output samples ``(batch, steps * stride, outputs)``, in at least float32."""
         y = self.direct(hidden).unflatten(-1, (self.features, self.stride))
         if filtered is not None:
             pairs = filtered.unflatten(-1, (2, self.bands))
@@ -234,8 +234,8 @@ class LagwiseForSignalRegression(Head):
     def answer(
         self, input_values: Tensor, before: Tensor | None, attention_mask: Tensor | None = None, **options: Any
     ) -> tuple[Tensor, Tensor | None, Any]:
-        """Output samples, the standardised samples that the windows of later steps reach back to, and the output of the
-        backbone.
+        """Return output samples, the standardised samples that the windows of later steps reach back to, and the output
+        of the backbone.
 
         before: those samples of the part of the signal before, None for its beginning. options: of the backbone, such
         as a cache.

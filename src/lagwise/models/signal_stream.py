@@ -124,7 +124,7 @@ class SignalStream:
 
     @torch.inference_mode()
     def _through(self, x: Tensor) -> Tensor:
-        """Outputs of the steps that samples (with their times, if any) complete."""
+        """Compute outputs of the steps that samples (with their times, if any) complete."""
         x = torch.cat([self._waiting, x])
         whole = len(x) - len(x) % self.stride
         self._waiting = x[whole:].clone()
@@ -202,7 +202,7 @@ class StreamingClassifier(SignalStream):
         self._count = weight.new_zeros(1, dtype=wide)  # steps that are pooled
 
     def _step(self, samples: Tensor) -> Tensor:
-        """Probabilities ``(steps, classes)`` of whole steps."""
+        """Compute probabilities ``(steps, classes)`` of whole steps."""
         fixed: Any = None
         if self._fixed is not None:
             (fixed,), self._state = self._fixed.step(samples[None], self._state)

@@ -112,7 +112,7 @@ class StreamingStep(nn.Module):
 
     @torch.no_grad()
     def _require_fixed_shapes(self) -> None:
-        """ValueError, with its name, if a mixer has no step of fixed shapes, as may be in other packages."""
+        """Raise ValueError, with its name, if a mixer has no step of fixed shapes, as may be in other packages."""
         weight = next(self.model.parameters())
         for mixer in self.model.modules():
             if not isinstance(mixer, Mixer):
@@ -266,7 +266,7 @@ class InPlace(nn.Module):
 
 
 def _versions(model: nn.Module) -> list[tuple[int, int]]:
-    """Addresses and versions of a model's tensors. They change with the weights, except for changes through
+    """Return addresses and versions of a model's tensors. They change with the weights, except for changes through
     ``.data``."""
     tensors = (*model.parameters(), *model.buffers())
     return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]

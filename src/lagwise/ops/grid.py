@@ -100,7 +100,7 @@ def _both_lags(gate: Tensor, rows: Tensor, columns: Tensor, width: int) -> tuple
 
 
 def _lags(taps: Tensor, size: int) -> Tensor:
-    """Taps for the lags ``1 - size .. size - 1``."""
+    """Return taps for the lags ``1 - size .. size - 1``."""
     missing = size - 1 - centre(taps)
     return F.pad(taps, (missing, missing)) if missing else taps
 

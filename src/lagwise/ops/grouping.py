@@ -10,8 +10,8 @@ _COST_OF_A_GROUP = 100  # tokens that could be computed during the calls of a gr
 
 
 def similar_lengths(lengths: Tensor, max_groups: int, *, min_rows: int = 1) -> list[Tensor]:
-    """Groups of documents of similar lengths: those that pad the fewest tokens, where a group of k documents is padded
-    to ``max(k, min_rows)`` times its longest, and costs a hundred tokens.
+    """Return groups of documents of similar lengths: those that pad the fewest tokens, where a group of k documents is
+    padded to ``max(k, min_rows)`` times its longest, and costs a hundred tokens.
 
     Shapes: lengths ``(documents,)``. Returns the indices of each group's documents, at most ``max_groups`` groups from
     the shortest to the longest.

@@ -15,7 +15,7 @@ _host_copies = WeakTensorKeyDictionary()
 
 
 def on_host(*tensors: Tensor | None) -> list[Tensor | None]:
-    """Booleans and integers on the CPU, by one copy of those whose values the host does not know."""
+    """Return booleans and integers on the CPU, by one copy of those whose values the host does not know."""
     present = [t for t in tensors if t is not None]
     new = [t for t in present if t.device.type != "cpu" and t not in _host_copies]
     flat = torch.cat([t.flatten().long() for t in new]).cpu() if new else None
@@ -30,8 +30,8 @@ def on_host(*tensors: Tensor | None) -> list[Tensor | None]:
 
 
 def on_device(tensors: Sequence[Tensor | None], device: torch.device) -> list[Tensor | None]:
-    """Booleans and integers of the CPU on a device, by one copy, for which the host does not wait. Nothing will change
-    them, so that the host knows them (`note_host_copy`)."""
+    """Return booleans and integers of the CPU on a device, by one copy, for which the host does not wait. Nothing will
+    change them, so that the host knows them (`note_host_copy`)."""
     present = [t for t in tensors if t is not None]
     if not present or device.type == "cpu":
         return list(tensors)

@@ -197,7 +197,7 @@ class Engine:
 
     @staticmethod
     def restored(args: Values, saved: Values) -> Values:
-        """Arguments for which the definition has the same gradients, where some are `unsaved`."""
+        """Return arguments for which the definition has the same gradients, where some are `unsaved`."""
         return args
 
 
@@ -341,8 +341,8 @@ def differentiable_gradients(
     function: Callable[..., Any], inputs: Values, needs_grad: Sequence[bool], grads: Sequence[Tensor | None],
     *, again: bool = True,
 ) -> list[Tensor | None]:  # fmt: skip
-    """Gradients of a differentiable function with respect to the inputs that need them, themselves differentiable
-    (``again``): for the backward of a fast path that cannot be differentiated twice."""
+    """Compute gradients of a differentiable function with respect to the inputs that need them, themselves
+    differentiable (``again``): for the backward of a fast path that cannot be differentiated twice."""
     with torch.enable_grad():
         # Use views, since one input may have been made from another: only the function's own use of each counts here.
         inputs = [t.view_as(t) if needed else t for t, needed in zip(inputs, needs_grad, strict=True)]
@@ -435,8 +435,8 @@ def _separate(results: Iterable[Tensor], inputs: Iterable[Any]) -> tuple[Tensor,
 
 
 def _by_autograd(compute: Callable[..., Any], args: Values, count: int, grads: Values) -> list[Tensor | None]:
-    """Gradients of the first ``count`` arguments. Custom operators run below autograd, so the thread's dispatch keys
-    are restored for autograd to record."""
+    """Compute gradients of the first ``count`` arguments. Custom operators run below autograd, so the thread's dispatch
+    keys are restored for autograd to record."""
     with torch._C._ForceDispatchKeyGuard(_INCLUDED, _EXCLUDED), torch.enable_grad():
         sources = [None if x is None else x.detach().requires_grad_() for x in args[:count]]
         needs_grad = [x is not None for x in sources] + [False] * (len(args) - count)

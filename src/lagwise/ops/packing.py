@@ -88,8 +88,8 @@ class Layout:
         self._cached: dict[str, Any] = {}  # not `cached_property`, whose lock (Python 3.11) cannot be compiled
 
     def check(self, batch: int, length: int) -> None:
-        """ValueError unless mask, seq_idx and token_time are ``(batch, length)``, or times ``(batch, 1)``, and the
-        grid has that many positions."""
+        """Raise ValueError unless mask, seq_idx and token_time are ``(batch, length)``, or times ``(batch, 1)``, and
+        the grid has that many positions."""
         for name, value in (("mask", self.mask), ("seq_idx", self.seq_idx), ("token_time", self.token_time)):
             expected = (batch, 1) if name == "token_time" and self.by_row else (batch, length)
             if value is not None and value.shape != expected:
@@ -124,7 +124,7 @@ class Layout:
         return Layout(mask, seq_idx, grid=self.grid, shard=self.shard)
 
     def _here(self, *tensors: Tensor | None) -> list[Any]:
-        """Tensors of the host's layout on this one's device, by one copy."""
+        """Return tensors of the host's layout on this one's device, by one copy."""
         like = self.seq_idx if self.mask is None else self.mask
         return list(tensors) if self.host is self or like is None else on_device(tensors, like.device)
 
@@ -358,7 +358,7 @@ def _compacted(layout: Layout) -> tuple[Tensor, Tensor | None, Tensor] | None:
 
 
 def _holes(layout: Layout) -> Tensor:
-    """Where padding is between two tokens of a document: rows, ``(batch,)``, or tokens of packed rows after such
+    """Tell where padding is between two tokens of a document: rows, ``(batch,)``, or tokens of packed rows after such
     padding, ``(batch, length)``."""
     mask = _mask(layout)
     if layout.seq_idx is None:
@@ -371,12 +371,12 @@ def _holes(layout: Layout) -> Tensor:
 
 
 def tokens_last(mask: Tensor) -> Tensor:
-    """Positions ``(batch, length)`` of every row's padding, then of its real tokens, both in order."""
+    """Return positions ``(batch, length)`` of every row's padding, then of its real tokens, both in order."""
     return mask.long().argsort(dim=1, stable=True)
 
 
 def row_extents(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """First tokens and lengths of padded rows, including holes between tokens.
+    """Return first tokens and lengths of padded rows, including holes between tokens.
 
     Shapes: mask ``(batch, length)``, boolean. Returns the position of each row's first token and the number of tokens
     from it to the last, both ``(batch,)``: 0 and 1 for a row of only padding.
@@ -443,7 +443,7 @@ def from_first_token(mix: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, 
 
 
 def document_starts(seq_idx: Tensor) -> Tensor:
-    """Starts of documents in packed rows: true at its first token and wherever seq_idx changes.
+    """Mark the starts of documents in packed rows: true at its first token and wherever seq_idx changes.
 
     Shapes: seq_idx ``(batch, length)`` of integers; result like it, boolean.
     """
@@ -458,7 +458,7 @@ def document_numbers(seq_idx: Tensor) -> Tensor:
 
 
 def seq_idx_from_cu_seqlens(cu_seqlens: Tensor, length: int) -> Tensor:
-    """Document numbers of one packed row from cumulative lengths.
+    """Return document numbers of one packed row from cumulative lengths.
 
     Shapes: cu_seqlens ``(documents + 1,)``, from 0 to at most length; result ``(1, length)``. Tokens after the last
     boundary are a separate document. ValueError unless cu_seqlens starts at 0, increases, and ends within length.

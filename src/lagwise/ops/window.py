@@ -167,7 +167,7 @@ def ring_write(ring: Tensor, x: Tensor, index: Tensor) -> Tensor:
 
 
 def ring_read(ring: Tensor, index: Tensor, lags: Tensor) -> Tensor:
-    """Tokens at some lags before the last one written, ``(batch, n, channels)``.
+    """Return tokens at some lags before the last one written, ``(batch, n, channels)``.
 
     Shapes: ring and index as in `ring_write`; lags ``(n,)`` in tokens, below reach.
     """

@@ -73,8 +73,8 @@ def convert_run(
                 copy_tokenizer(run / TOKENIZER, partial / TOKENIZER)
             if (run / RUN_FILE).is_file():
                 shutil.copyfile(run / RUN_FILE, partial / RUN_FILE)
-        made = {file.name for file in partial.iterdir()}
-    others = [out / name for name in (RECIPE_FILE, RUN_FILE, TOKENIZER) if name not in made]
+        written = {file.name for file in partial.iterdir()}
+    others = [out / name for name in (RECIPE_FILE, RUN_FILE, TOKENIZER) if name not in written]
     for stale in (*out.glob("evaluation*.json"), *others):  # left by an earlier conversion
         shutil.rmtree(stale) if stale.is_dir() else stale.unlink(missing_ok=True)
     if not language:

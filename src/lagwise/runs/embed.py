@@ -23,7 +23,7 @@ from lagwise.runs.vectors import Vector, hidden_model, vectors
 from lagwise.text import split_text
 
 _SECONDS, _ROWS = 30.0, 1 << 13  # of work and of vectors that a process that is killed may lose
-_PIECE = 1 << 16  # characters of a text, at least, between two steps of the progress bar
+_CHUNK_CHARACTERS = 1 << 16  # characters of a text, at least, between two steps of the progress bar
 _ABOUT = b"lagwise"  # in a table's metadata: of what its vectors are
 
 
@@ -62,8 +62,8 @@ def embed_run(
     hidden_model(model, window, stride)
     assert tokenizer is not None  # the model reads tokens
     options: dict[str, Any] = {"pooling": pooling, "window": window, "stride": stride}
-    made = [out] if out.exists() else sorted(folder.glob("*.parquet"))
-    done, start = _about(made[-1]).get("after", (-1, 0)) if made else (-1, 0)
+    written = [out] if out.exists() else sorted(folder.glob("*.parquet"))
+    done, start = _about(written[-1]).get("after", (-1, 0)) if written else (-1, 0)
     first = done + (window is None)  # text to go on with
     with open(run / "model.safetensors", "rb") as weights:
         digest = hashlib.file_digest(weights, "sha256")
@@ -79,12 +79,12 @@ def embed_run(
     if not total:
         raise ValueError(f"there is no text in {', '.join(map(str, sources))}")
     key = digest.hexdigest()
-    if made and _about(made[-1]).get("key") != key:
+    if written and _about(written[-1]).get("key") != key:
         raise FileExistsError(
             f"{str(out if out.exists() else folder)!r} has vectors of other texts, or by another model or options; "
             "remove it, or choose another `out`"
         )
-    earlier = sum(parquet.read_metadata(path).num_rows for path in made)
+    earlier = sum(parquet.read_metadata(path).num_rows for path in written)
     if not out.exists():
         with (
             locked(folder, "making vectors"),
@@ -92,19 +92,19 @@ def embed_run(
         ):
 
             def ids(parts: Iterable[str]) -> Iterator[np.ndarray]:
-                for piece in split_text(parts, _PIECE):
-                    yield from encoded_chunks(tokenizer, piece)
-                    bar.update(len(piece.encode()))
+                for chunk in split_text(parts, _CHUNK_CHARACTERS):
+                    yield from encoded_chunks(tokenizer, chunk)
+                    bar.update(len(chunk.encode()))
 
             left = ((names, ids(parts)) for names, parts in _texts(files) if names[0] >= first)
-            _save(vectors(model, left, begin=start + 1 if made else 0, **options), folder, len(made), key)
-            if not (made := sorted(folder.glob("*.parquet"))):
+            _save(vectors(model, left, begin=start + 1 if written else 0, **options), folder, len(written), key)
+            if not (written := sorted(folder.glob("*.parquet"))):
                 raise ValueError(f"no text in {', '.join(map(str, sources))} has a token")
             with (
                 saved_whole(out.parent, out.name) as partial,
-                parquet.ParquetWriter(partial / out.name, parquet.read_schema(made[-1])) as writer,
+                parquet.ParquetWriter(partial / out.name, parquet.read_schema(written[-1])) as writer,
             ):
-                for part in made:
+                for part in written:
                     writer.write_table(parquet.read_table(part).cast(writer.schema))
         shutil.rmtree(folder, ignore_errors=True)
     return {"vectors": parquet.read_metadata(out).num_rows, "earlier": earlier, "empty": empty}
@@ -114,37 +114,37 @@ def _texts(files: dict[Path, str]) -> Iterator[tuple[tuple[int, str, int, str | 
     """The number of each text, its file, its number there and its ``id``; and the text in parts."""
     number = 0
     for path, name in files.items():
-        for place, (own, parts) in enumerate(named_documents(path), 1):
-            yield (number, name, place, own), parts
+        for index, (own, parts) in enumerate(named_documents(path), 1):
+            yield (number, name, index, own), parts
             number += 1
 
 
-def _save(made: Iterable[Vector], folder: Path, count: int, key: str) -> None:
+def _save(stream: Iterable[Vector], folder: Path, count: int, key: str) -> None:
     """Write vectors into a folder that has ``count`` parts, some at a time, and before an error."""
-    held, saved = list[Vector](), time.monotonic()
+    batch, saved = list[Vector](), time.monotonic()
 
     def save() -> None:
-        nonlocal held, saved, count
-        if held:
-            about = {"key": key, "after": (held[-1].document[0], held[-1].start)}
+        nonlocal batch, saved, count
+        if batch:
+            about = {"key": key, "after": (batch[-1].document[0], batch[-1].start)}
             with saved_whole(folder, name := f"{count:08}.parquet") as partial:
-                parquet.write_table(_table(held).replace_schema_metadata({_ABOUT: json.dumps(about)}), partial / name)
-            held, saved, count = [], time.monotonic(), count + 1
+                parquet.write_table(_table(batch).replace_schema_metadata({_ABOUT: json.dumps(about)}), partial / name)
+            batch, saved, count = [], time.monotonic(), count + 1
 
     try:
-        for vector in made:
-            held.append(vector)
-            if len(held) >= _ROWS or time.monotonic() - saved > _SECONDS:
+        for vector in stream:
+            batch.append(vector)
+            if len(batch) >= _ROWS or time.monotonic() - saved > _SECONDS:
                 save()
     finally:  # after an error and Ctrl-C too
         save()
 
 
-def _table(held: Sequence[Vector]) -> pa.Table:
-    vector = pa.list_(pa.float32(), len(held[0].values))
+def _table(batch: Sequence[Vector]) -> pa.Table:
+    vector = pa.list_(pa.float32(), len(batch[0].values))
     fields = {"file": pa.string(), "document": pa.int64(), "id": pa.string()}
     fields |= {"start": pa.int64(), "tokens": pa.int64(), "vector": vector}
-    rows = [(*each.document[1:], each.start, each.tokens, each.values.numpy()) for each in held]
+    rows = [(*each.document[1:], each.start, each.tokens, each.values.numpy()) for each in batch]
     return pa.table([*zip(*rows, strict=True)], schema=pa.schema(fields))
 
 

@@ -71,28 +71,28 @@ def export_run(
     name = f"{what}.{'pte' if format == 'executorch' else format}"
     processor = run / IMAGE_PROCESSOR_NAME
     sides = {"sides": list(read_json(processor)["size"].values())} if processor.is_file() and what == "forward" else {}
-    with tempfile.TemporaryDirectory() as made, quiet():
-        model, graph, integers = model.float(), Path(made, "step.onnx"), None
+    with tempfile.TemporaryDirectory() as folder, quiet():
+        model, graph, integers = model.float(), Path(folder, "step.onnx"), None
         figures: dict[str, Any] = {}
         step = EXPORTS["step"](model, graph) if format == "c" or quantize is not None else {}
         if quantize is not None:
             from lagwise.runs.quantize import compare, quantize_step
 
-            integers = Path(made, "integers.onnx")
+            integers = Path(folder, "integers.onnx")
             data = quantize_step(run, model, graph, integers, progress=progress)
             if format == "c":
-                generate(integers, Path(made, "step.c"))  # may refuse it, before recordings are scored
+                generate(integers, Path(folder, "step.c"))  # may refuse it, before recordings are scored
             figures["int8"] = compare(data, model, integers, progress=progress)
         if format == "c":
             title = f"One step of {run.name}, exported by lagwise {__version__}."
             figures |= export_c(model, graph, step, title, _notes(run, model, figures.get("int8")), integers)
         elif integers is None:
-            figures |= EXPORTS[what](model, Path(made, name), **sides)
+            figures |= EXPORTS[what](model, Path(folder, name), **sides)
         if integers is not None and format == "c":
             integers.unlink()
         elif integers is not None:
             integers.replace(graph)
-        files = list(Path(made).iterdir())  # weights of more than 1.5 GB are beside an ONNX file
+        files = list(Path(folder).iterdir())  # weights of more than 1.5 GB are beside an ONNX file
         figures["bytes"] = sum(file.stat().st_size for file in files)
         meta = _meta(run, out, name, model, tokenizer)
         with saved_whole(out, "the export", last=EXPORT_FILE) as partial:
@@ -109,7 +109,7 @@ def export_run(
 
 
 def _notes(run: Path, model: Any, integers: dict[str, Any] | None) -> list[str]:
-    """Lines about a model for the header of C code: inputs, outputs, and the certificate of its conversion."""
+    """Return lines about a model for the header of C code: inputs, outputs, and the certificate of its conversion."""
     lines = [f"Model: {type(model).__name__}, {sum(p.numel() for p in model.parameters()):,} parameters."]
     if not isinstance(model, LagwiseForCausalLM):
         stream: Any = stream_of(model)

@@ -49,25 +49,25 @@ def predict_run(
         _check(table, task.columns(), task.predicts, first)
         first += len(table)
     model, tokenizer = load_model(run, device=default_device())
-    found: list[dict[str, Any]] = []
+    predicted: list[dict[str, Any]] = []
     for table in tables:
         added = task.predict(model, tokenizer, table, progress=progress)
-        given = table if isinstance(table, list) else _cells(table)
-        _check_new(added[0], {name for row in given for name in row})
-        found += [{**row, **new} for row, new in zip(given, added, strict=True)]
-    return found
+        records = table if isinstance(table, list) else _cells(table)
+        _check_new(added[0], {name for row in records for name in row})
+        predicted += [{**row, **new} for row, new in zip(records, added, strict=True)]
+    return predicted
 
 
 def check_output(task: Task, out: Path, source: str | None = None) -> None:
-    """ValueError for a file or folder that `save_predictions` does not write for the rows of a source."""
+    """Raise ValueError for a file or folder that `save_predictions` does not write for the rows of a source."""
     of_signals = task.head is LagwiseForSignalRegression
     if not out.parent.is_dir() or (out.suffix != ".csv" if out.suffix or not of_signals else out.is_file()):
-        what = "a .csv file, or of sounds a folder," if of_signals else "a .csv file"
-        raise ValueError(f"`out` must be {what} in an existing folder, got {str(out)!r}")
+        expected = "a .csv file, or of sounds a folder," if of_signals else "a .csv file"
+        raise ValueError(f"`out` must be {expected} in an existing folder, got {str(out)!r}")
     if out.suffix:
         return
-    if found := next((path for path in files_below(out) if inner_suffix(path) in SOUNDS), None):
-        raise ValueError(f"`out` {str(out)!r} has sounds, such as {found}; give a new folder, so that none is lost")
+    if sound := next((path for path in files_below(out) if inner_suffix(path) in SOUNDS), None):
+        raise ValueError(f"`out` {str(out)!r} has sounds, such as {sound}; give a new folder, so that none is lost")
     paths = () if source is None else open_inputs(source).paths
     if not (kinds := {file_kind(path) for path in paths}) or not kinds <= {*SOUNDS}:
         raise ValueError(
@@ -85,14 +85,14 @@ def save_predictions(task: Task, rows: Sequence[Mapping[str, Any]], out: Path) -
 
 
 def _check_new(new: Iterable[str], existing: Collection[str]) -> None:
-    """ValueError if a column of predictions has the name of another column."""
+    """Raise ValueError if a column of predictions has the name of another column."""
     if taken := next((name for name in new if name in existing), None):
         raise ValueError(f"the rows already have a column {taken!r}, which predictions use; rename it")
 
 
 def _check(rows: Any, columns: Sequence[str], new: str, first: int) -> None:
-    """ValueError for a row without one of the columns, or rows with a column ``new``. first: The number of the first
-    row."""
+    """Raise ValueError for a row without one of the columns, or rows with a column ``new``. first: The number of the
+    first row."""
     _check_new([new], {name for row in rows for name in row} if isinstance(rows, list) else rows.column_names)
     for name in columns:
         if isinstance(rows, list):

@@ -23,7 +23,7 @@ _MIN_PROBABILITY = 1e-7  # so that logarithms are finite
 _QUANTIZED = ["MatMul", "Gemm"]  # products with weights; states and all else stay in float32
 
 
-def quantize_step(run: Path, model: Any, path: Path, made: Path, *, progress: bool = True) -> TaskData:
+def quantize_step(run: Path, model: Any, path: Path, out: Path, *, progress: bool = True) -> TaskData:
     """Write an exported step with products of weights in 8-bit integers, by onnxruntime's static quantisation. Ranges
     of activations are those of training examples.
 
@@ -31,7 +31,7 @@ def quantize_step(run: Path, model: Any, path: Path, made: Path, *, progress: bo
         run: Folder of the run, whose data must not have changed.
         model: The run's model.
         path: The step as an ONNX file.
-        made: File to write.
+        out: File to write.
 
     Returns:
         The run's data.
@@ -51,7 +51,7 @@ def quantize_step(run: Path, model: Any, path: Path, made: Path, *, progress: bo
     with without_warnings("root"):  # it advises to optimise a graph first, which this one needs not
         quantization.quantize_static(
             path,
-            made,
+            out,
             reader,
             quant_format=quantization.QuantFormat.QOperator,
             op_types_to_quantize=_QUANTIZED,
@@ -106,15 +106,15 @@ class FileModel:
         self.regresses = isinstance(model, LagwiseForSignalRegression)
 
     def __call__(self, input_values: Tensor, attention_mask: Tensor | None = None) -> Any:
-        made = []
+        answers = []
         for i, row in enumerate(input_values):
             steps = _in_steps(row, self.step)
             if self.whole and attention_mask is not None:
                 steps = steps[: int(attention_mask[i].sum())]
             self.run.state = self.step.start(1)
             outputs = [self.run(samples) for samples in steps]
-            made.append(outputs[-1] if self.whole else torch.stack(outputs))
-        y = torch.stack(made)
+            answers.append(outputs[-1] if self.whole else torch.stack(outputs))
+        y = torch.stack(answers)
         if self.regresses:
             return SimpleNamespace(regression_outputs=y.flatten(1, 2))
         several = self.config.problem_type == "multi_label_classification"

@@ -38,7 +38,7 @@ def embed(
     are cosines.
 
     A vector is the mean of the last hidden states of a text's tokens, or the last of them, and the same, up to
-    rounding, whatever texts are beside it. A language model reads a long text in pieces, each continued from the states
+    rounding, whatever texts are beside it. A language model reads a long text in chunks, each continued from the states
     after the one before, so the result is that of the whole, and memory does not grow, unless the states do (attention
     to all tokens). A text longer than a model takes, or for an encoder than 8,192 tokens, is read in windows that
     overlap by half: each token counts once, in the window that has most around it, or before it for a language model.
@@ -54,10 +54,10 @@ def embed(
         ValueError: For a text without tokens or with unknown ones, and for a model without hidden states of tokens.
     """
     encoded = (encoded_chunks(tokenizer, each) if isinstance(each, str) else [np.asarray(each)] for each in texts)
-    found = {each.document: each.values for each in vectors(model, enumerate(encoded), pooling=pooling, turn=turn)}
-    if empty := [i for i in range(len(texts)) if i not in found]:
+    by_text = {each.document: each.values for each in vectors(model, enumerate(encoded), pooling=pooling, turn=turn)}
+    if empty := [i for i in range(len(texts)) if i not in by_text]:
         raise ValueError(f"text {empty[0]} has no tokens, so it has no vector")
-    return torch.stack([*found.values()]) if found else torch.empty(0, model.config.hidden_size)
+    return torch.stack([*by_text.values()]) if by_text else torch.empty(0, model.config.hidden_size)
 
 
 @dataclass
@@ -84,7 +84,7 @@ def vectors(
     begin: int = 0,
     turn: _Turn = nullcontext,
 ) -> Iterator[Vector]:
-    """The vectors of documents (`embed`), or of their windows, in order. Those without tokens have none.
+    """Yield the vectors of documents (`embed`), or of their windows, in order; documents without tokens have none.
 
     Args:
         documents: What to call each document, and its token ids in parts, of which one is in memory at a time.
@@ -108,8 +108,8 @@ def vectors(
                 continue
             if row is None or window:
                 row = reader.row(document, start if window else 0)
-            pieces: Any = ids if size is None else [ids]
-            tokens = reader.read(row, pieces, lead if start else 0, None if last or window else lead + step)
+            chunks: Any = ids if size is None else [ids]
+            tokens = reader.read(row, chunks, lead if start else 0, None if last or window else lead + step)
             row.tokens, row.complete = tokens + (0 if window else start), last or window is not None
             yield from reader.ready()
         begin = 0
@@ -144,7 +144,7 @@ def windows(parts: Iterable[np.ndarray], size: int, step: int) -> Iterator[tuple
 
 
 class _Reader:
-    """Reads pieces of documents, short ones in batches of similar lengths.
+    """Reads chunks of documents, short ones in batches of similar lengths.
 
     Attributes:
         streams: Whether the model can continue a text.
@@ -165,7 +165,7 @@ class _Reader:
         return self.rows[-1]
 
     def read(self, row: Vector, parts: Iterable[np.ndarray], first: int, stop: int | None) -> int:
-        """Read a piece of text, of which the tokens from ``first`` to ``stop`` count. Returns its tokens."""
+        """Read a chunk of text, of which the tokens from ``first`` to ``stop`` count. Returns its tokens."""
         size = _TOGETHER if self.streams else LARGEST_OPTION
         cache, tokens = None, 0
         for start, ids, last in windows(parts, size, size):
@@ -185,7 +185,7 @@ class _Reader:
         """The vectors that are complete, after the batches that wait, once they are enough."""
         if not every and self.since < _WAITING:
             return
-        order = sorted(self.waiting, key=lambda piece: len(piece[1]))
+        order = sorted(self.waiting, key=lambda item: len(item[1]))
         for indices in like_lengths([len(ids) for _, ids, *_ in order], _TOGETHER):
             self._together([order[i] for i in indices])
         self.waiting, self.since = [], 0

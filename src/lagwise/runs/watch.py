@@ -35,7 +35,7 @@ from lagwise.training.optimizer import sparse_tables
 from lagwise.training.recipe import TrainingOptions
 
 LONGEST = 65_536  # bytes of a line that are scored; the others are counted
-MOST_STREAMS = 256  # the stream that has been silent for longest is forgotten
+MAX_STREAMS = 256  # the stream that has been silent for longest is forgotten
 _TOKENS_AT_ONCE = 4096
 _READ = 16_384  # bytes of input at once: the work that a signal waits for
 _POLL_SECONDS, _SAVE_SECONDS = 0.25, 60.0
@@ -53,13 +53,13 @@ def cut(chunks: Iterable[bytes]) -> Iterator[list[Line]]:
     """Yield the lines that each chunk of a text completes, and at its end what is left, in constant memory."""
     text, size = b"", 0
     for chunk in chunks:
-        found = []
+        lines = []
         for i, part in enumerate(chunk.split(b"\n")):
             if i:
-                found.append(Line(text, size))
+                lines.append(Line(text, size))
                 text, size = b"", 0
             text, size = text + part[: LONGEST - len(text)], size + len(part)
-        yield found
+        yield lines
     yield [Line(text, size)] if size else []
 
 
@@ -125,7 +125,7 @@ class Watch:
         self.learner = None if learn is None else OnlineLearner(self.model, learn)
         self._streams: OrderedDict[str | None, tuple[int, int]] = OrderedDict()  # row and last token; the latest last
         self.lines, self._rows = 0, 0  # so far
-        self.place: dict[str, int] = {}  # of the next line in a file: `device`, `inode` and `offset`
+        self.position: dict[str, int] = {}  # of the next line in a file: `device`, `inode` and `offset`
         weights = file_digest(Path(run) / "model.safetensors").hex()
         self._own = {"model": weights, "field": by, "learning rate": learn}
         self.by, self.scores = by, np.empty(0)
@@ -182,23 +182,23 @@ class Watch:
         return encode_texts([line.decode(errors="replace") + "\n"], self.tokenizer, False)[0]
 
     def _nats(self, name: str | None, ids: np.ndarray) -> np.ndarray:
-        """Nats of the next tokens of a stream."""
+        """Compute nats of the next tokens of a stream."""
         begins = name not in self._streams
-        if begins and len(self._streams) == MOST_STREAMS:
+        if begins and len(self._streams) == MAX_STREAMS:
             del self.carried.caches[self._streams.popitem(last=False)[1][0]]
         end: Any = self.tokenizer.eos_token_id
         row, last = self._streams.pop(name, (self._rows, end))
         self._rows += begins
-        tokens, found = torch.from_numpy(np.append(last, ids)), []
+        tokens, parts = torch.from_numpy(np.append(last, ids)), []
         size = _TOKENS_AT_ONCE if self.learner is None else SEGMENT
         nats = partial(token_nats, self.model) if self.learner is None else self.learner.nats
         with torch.inference_mode() if self.learner is None else nullcontext():
             for start in range(0, len(ids), size):
                 cache = self.carried.before(row)
-                found.append(nats(tokens[:-1][start : start + size], tokens[1:][start : start + size], cache))
+                parts.append(nats(tokens[:-1][start : start + size], tokens[1:][start : start + size], cache))
                 self.carried.after(row, cache)
         self._streams[name] = row, int(ids[-1])
-        return torch.cat(found).double().numpy()
+        return torch.cat(parts).double().numpy()
 
     def score(self, lines: Sequence[bytes], write: Callable[[list[dict[str, Any]]], None]) -> None:
         """Score lines and write their `surprises`. If writing fails, they have not been read: all but what was learned
@@ -214,7 +214,7 @@ class Watch:
         """Write all that continuing needs to a file, which only a complete one replaces. OSError if it cannot be."""
         tensors = {**self.carried.tensors(), "scores": torch.from_numpy(self.scores)}
         tensors |= {} if self.learner is None else self.learner.tensors()
-        about: dict[str, Any] = {"own": self._own, "place": self.place, "lines": self.lines, "rows": self._rows}
+        about: dict[str, Any] = {"own": self._own, "place": self.position, "lines": self.lines, "rows": self._rows}
         about["streams"] = [*self._streams.items()]
         with saved_whole(path.parent, path.name) as partial:
             save_file(tensors, partial / path.name, metadata={"watch": json.dumps(about)})
@@ -233,11 +233,11 @@ class Watch:
             self.learner.restore(tensors)
         self.carried.restore({n: t for n, t in tensors.items() if n.partition(":")[0].isdecimal()})
         self._streams = OrderedDict((name, tuple(stream)) for name, stream in about["streams"])
-        self.lines, self._rows, self.place = about["lines"], about["rows"], about["place"]
+        self.lines, self._rows, self.position = about["lines"], about["rows"], about["place"]
 
 
 def _held_out(run: Path, calibrate: Path | None) -> Iterator[bytes]:
-    """Held-out lines of a file, or of the test split of a run's own text."""
+    """Yield held-out lines of a file, or of the test split of a run's own text."""
     if calibrate is not None:
         with open(calibrate, "rb") as file:
             for lines in cut(iter(lambda: file.read(_READ), b"")):
@@ -290,8 +290,8 @@ def watch_run(
     """Watch lines as they come, until their end or a signal. To be called in the main thread.
 
     Args:
-        source: A file descriptor to read to its end; or a file that grows, which is followed without end from the place
-            of the state on, from its start if it is another file.
+        source: A file descriptor to read to its end; or a file that grows, which is followed without end from the
+            position of the state on, from its start if it is another file.
         write: Receives the `Watch.surprises` of some lines.
         state: The file of the state, written at the end however it comes, and every minute. Lines that were not
             written then are scored again, where the source is a file.
@@ -309,15 +309,15 @@ def watch_run(
         stack.enter_context(stop.handling())
         saved = time.monotonic()
         if isinstance(source, int):
-            watch.place = {}
-        for lines in cut(_read(source, stop) if isinstance(source, int) else _follow(source, watch.place, stop)):
+            watch.position = {}
+        for lines in cut(_read(source, stop) if isinstance(source, int) else _follow(source, watch.position, stop)):
             for number, line in enumerate(lines, watch.lines + 1):
                 if line.size > LONGEST:
                     report(f"line {number} has {line.size:,} bytes, of which the first {LONGEST:,} are scored")
             if lines:
                 watch.score([line.text for line in lines], write)
-            if watch.place:
-                watch.place["offset"] += sum(line.size + 1 for line in lines)
+            if watch.position:
+                watch.position["offset"] += sum(line.size + 1 for line in lines)
             if state is not None and time.monotonic() - saved > _SAVE_SECONDS:
                 saved = time.monotonic()
                 try:
@@ -332,18 +332,18 @@ def _read(descriptor: int, stop: _Stop) -> Iterator[bytes]:
         yield data
 
 
-def _follow(path: Path, place: dict[str, int], stop: _Stop) -> Iterator[bytes]:
-    """The content of a file from a place on, what is added to it, and then that of a file which replaces it; nothing
-    after each wait. place: is set for a new file."""
+def _follow(path: Path, position: dict[str, int], stop: _Stop) -> Iterator[bytes]:
+    """The content of a file from a position on, what is added to it, then that of a file which replaces it; nothing
+    after each wait. position: is set for a new file."""
     last = b"\n"
     while True:
         with open(path, "rb") as file:
             here = os.fstat(file.fileno())
-            known = (place.get("device"), place.get("inode")) == (here.st_dev, here.st_ino)
-            if not known or here.st_size < place["offset"]:
+            same_file = (position.get("device"), position.get("inode")) == (here.st_dev, here.st_ino)
+            if not same_file or here.st_size < position["offset"]:
                 yield b"" if last.endswith(b"\n") else b"\n"
-                place.update(device=here.st_dev, inode=here.st_ino, offset=0)
-            file.seek(place["offset"])
+                position.update(device=here.st_dev, inode=here.st_ino, offset=0)
+            file.seek(position["offset"])
             while file.tell() <= os.fstat(file.fileno()).st_size:
                 while data := file.read(_READ):
                     stop.wait(bool)
@@ -354,10 +354,10 @@ def _follow(path: Path, place: dict[str, int], stop: _Stop) -> Iterator[bytes]:
                 stop.wait(lambda: time.sleep(_POLL_SECONDS))
                 yield b""
             else:  # it has been cut
-                place["inode"] = 0
+                position["inode"] = 0
 
 
 def written(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Lines for people: bits per byte, threshold, ALARM where it is exceeded, and the text."""
+    """Return lines for people: bits per byte, threshold, ALARM where it is exceeded, and the text."""
     figures = "{bits_per_byte:9.3f} {threshold:9.3f} {mark:5} {text}\n"
     return "".join(figures.format(**row, mark="ALARM" if row["alarm"] else "") for row in rows)

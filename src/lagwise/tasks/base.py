@@ -50,7 +50,7 @@ class Metric(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """How much the training examples of a task are.
+    """The size of a task's training examples.
 
     Attributes:
         steps_per_epoch: optimiser steps that see every example about once; None for examples without end.
@@ -66,7 +66,7 @@ class Sizes(NamedTuple):
 
 
 class LinearRows(NamedTuple):
-    """Data for the fit of a linear model.
+    """The data for the fit of a linear model.
 
     Attributes:
         train: training rows, in batches, with ``labels`` and perhaps a ``weight`` for each.
@@ -116,8 +116,8 @@ class Task:
         self.data = data
         if self._needs and not data.source:
             raise ValueError(self._needs)
-        given = {name: getattr(data, name) or None for name in _SPECIAL if name not in self.supports}
-        require_none(type(self).__name__, **given)
+        unsupported = {name: getattr(data, name) or None for name in _SPECIAL if name not in self.supports}
+        require_none(type(self).__name__, **unsupported)
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of the model's configuration that are known before the data are read."""
@@ -128,7 +128,7 @@ class Task:
         return {"`length`": self.data.length}
 
     def check_config(self, config: Any) -> None:
-        """ValueError for a model that cannot read the task's inputs, as far as they are known."""
+        """Raise ValueError for a model that cannot read the task's inputs, as far as they are known."""
         if config.input_name != self.inputs:
             raise ValueError(f"the task provides {self.inputs}, but the model reads {config.input_name}")
 
@@ -165,14 +165,14 @@ class Task:
 
     def predict(self, model: Any, tokenizer: Any, rows: Records, *, progress: bool = True) -> list[dict[str, Any]]:
         """The model's predictions for each row, as new columns by name. tokenizer: the model's, None without one."""
-        encoded, found = self._encoded(model, tokenizer, rows), {}
+        encoded, answers = self._encoded(model, tokenizer, rows), {}
         names = rows[0] if isinstance(rows, list) else getattr(rows, "column_names", ())
         hertz = None
         if self.rate is not None and "sampling_rate" in names:  # sounds may have other rates than those of training
             hertz = [row["sampling_rate"] for row in rows] if isinstance(rows, list) else rows["sampling_rate"][:]  # type: ignore[bad-index]
-        for i, output in outputs(self, model, tokenizer, encoded, hertz, what="predicting", progress=progress):
-            found[i] = self._answer(model, output)
-        return [found[i] for i in range(len(encoded))]
+        for i, output in outputs(self, model, tokenizer, encoded, hertz, desc="predicting", progress=progress):
+            answers[i] = self._answer(model, output)
+        return [answers[i] for i in range(len(encoded))]
 
     def _encoded(self, model: Any, tokenizer: Any, rows: Any) -> Any:
         return list(rows)
@@ -243,7 +243,7 @@ class TaskData:
         return {}
 
     def check_model(self, model: Any) -> None:
-        """ValueError for a new model that cannot learn from the training data."""
+        """Raise ValueError for a new model that cannot learn from the training data."""
 
     def linear_rows(self) -> LinearRows:
         """The labelled rows of ``train`` and ``valid``, as a linear model reads them."""
@@ -256,8 +256,8 @@ class TaskData:
             save_tokenizer(without_template(self.tokenizer), folder, limit)
 
     def constant_scores(self) -> dict[str, float]:
-        """Scores on the validation rows of one answer for all rows: the accuracy of their most common class, or the
-        mean squared error of the training rows' mean. Empty for tasks without such an answer."""
+        """Return scores on the validation rows of one answer for all rows: the accuracy of their most common class, or
+        the mean squared error of the training rows' mean. Empty for tasks without such an answer."""
         return {}
 
     def notes(self) -> Sequence[str]:
@@ -309,10 +309,10 @@ class TaskData:
         for split, rows in self._scored.items():
             if self._is_fitted(model, split):
                 continue
-            found, hertz, what = {}, self._hertz_of(rows), f"scoring {split}"
-            for i, output in outputs(self.task, model, self.tokenizer, rows, hertz, what=what, progress=progress):
-                found[i] = self._measured(output, rows, i)
-            result |= self._scores(split, [found[i] for i in range(len(rows))], model)
+            measured, hertz, desc = {}, self._hertz_of(rows), f"scoring {split}"
+            for i, output in outputs(self.task, model, self.tokenizer, rows, hertz, desc=desc, progress=progress):
+                measured[i] = self._measured(output, rows, i)
+            result |= self._scores(split, [measured[i] for i in range(len(rows))], model)
         return result
 
     def _is_fitted(self, model: Any, split: str) -> bool:
@@ -372,7 +372,7 @@ def outputs(
     rows: Any,
     hertz: Sequence[int] | None = None,
     *,
-    what: str,
+    desc: str,
     progress: bool,
 ) -> Iterator[tuple[int, Any]]:
     """Yield the index of each encoded row and the model's output for it, in the order of batches: the loop of all
@@ -383,18 +383,18 @@ def outputs(
         tokenizer: the model's, None without one.
         rows: encoded rows.
         hertz: the sampling rate of each row, if they may differ from that of training.
-        what: what is done, for the progress bar.
+        desc: what is done, for the progress bar.
     """
     groups = [(model, range(len(rows)))] if hertz is None else by_rate(model, hertz, task.rate or 0)
-    with progress_bar(desc=what, total=len(rows), unit=task._unit, show=progress) as bar:
+    with progress_bar(desc=desc, total=len(rows), unit=task._unit, show=progress) as bar:
         for own, indices in groups:
             batches = task._batches(own, tokenizer, rows, indices)
             while True:
                 with torch.inference_mode():  # not while the caller has the outputs
-                    chosen, made = next(batches, ((), ()))
+                    chosen, results = next(batches, ((), ()))
                 if not len(chosen):
                     break
-                yield from zip(chosen, made, strict=True)
+                yield from zip(chosen, results, strict=True)
                 bar.update(len(chosen))
 
 
@@ -418,14 +418,14 @@ def usable_lengths(lengths: Sequence[int] | None, default: Sequence[int], limit:
 
 
 def require_none(task: str, **options: Any) -> None:
-    """ValueError if an option is given that does not apply to the task."""
+    """Raise ValueError if an option is given that does not apply to the task."""
     for name, value in options.items():
         if value is not None:
             raise ValueError(f"`{name}` does not apply to the task {task}, got {value!r}")
 
 
-def finite(x: np.ndarray, what: str) -> np.ndarray:
+def finite(x: np.ndarray, noun: str) -> np.ndarray:
     """The array; FloatingPointError if it has NaN or infinity."""
     if not np.isfinite(x).all():
-        raise FloatingPointError(f"{what} of the model are not finite; its weights may be damaged")
+        raise FloatingPointError(f"{noun} of the model are not finite; its weights may be damaged")
     return x

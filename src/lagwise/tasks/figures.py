@@ -83,11 +83,11 @@ def signals_beside(signals: Mapping[str, Sequence[float | None]]) -> Figure:
     return figure
 
 
-def confusion_matrix(counts: Sequence[Sequence[int]], names: Sequence[str], *, most: int = 30) -> Figure:
+def confusion_matrix(counts: Sequence[Sequence[int]], names: Sequence[str], *, max_classes: int = 30) -> Figure:
     """Draw the rows of each true class by the class predicted, as shares of each true class with the counts written in.
-    With more than ``most`` classes, the most common are shown."""
+    With more than ``max_classes`` classes, the most common are shown."""
     matrix = np.asarray(counts)
-    shown = np.sort(np.argsort(-matrix.sum(1), kind="stable")[:most])
+    shown = np.sort(np.argsort(-matrix.sum(1), kind="stable")[:max_classes])
     matrix, chosen = matrix[np.ix_(shown, shown)], [names[i] for i in shown]
     shares = matrix / np.maximum(1, matrix.sum(1, keepdims=True))
     side = max(3.2, min(9.0, 1.6 + 0.55 * len(chosen)))

@@ -120,26 +120,26 @@ class Forecasting(Task):
         for name, values in zip(table.frame.columns, past.T, strict=True):
             if np.isnan(values).all():
                 raise ValueError(f"column {name!r} of {source!r} has no value in the last {len(past)} rows")
-        made = self.forecast(model, torch.from_numpy(past)[None])[0]
+        forecasts = self.forecast(model, torch.from_numpy(past)[None])[0]
         names = [str(table.frame.index.name), *table.frame.columns]
-        rows = zip(plain_times(table.next_times(self.horizon)), made.tolist(), strict=True)
+        rows = zip(plain_times(table.next_times(self.horizon)), forecasts.tolist(), strict=True)
         return [dict(zip(names, [at, *row], strict=True)) for at, row in rows]
 
     def columns(self) -> tuple[str, ...]:
         return ("past_values",)
 
     def _encoded(self, model: Any, tokenizer: Any, rows: Records) -> list[dict[str, Tensor]]:
-        """Each row's ``past_values``: numbers of one series on any scale, null where missing; only the last
+        """Read each row's ``past_values``: numbers of one series on any scale, null where missing; only the last
         ``data.length`` are used."""
         encoded = []
         for row in rows:
-            given = row["past_values"]
+            cell = row["past_values"]
             try:
-                values = np.asarray(json.loads(given) if isinstance(given, str) else given, dtype=np.float64)
+                values = np.asarray(json.loads(cell) if isinstance(cell, str) else cell, dtype=np.float64)
             except (ValueError, TypeError) as error:
-                raise ValueError(f"past_values must be a list of numbers, got {given!r:.80}") from error
+                raise ValueError(f"past_values must be a list of numbers, got {cell!r:.80}") from error
             if values.ndim != 1 or not len(values) or np.isnan(values).all():
-                raise ValueError(f"past_values must be the numbers of one series, got {given!r:.80}")
+                raise ValueError(f"past_values must be the numbers of one series, got {cell!r:.80}")
             encoded.append({"past_values": torch.from_numpy(values[-self.data.length :])[:, None]})
         return encoded
 
@@ -160,8 +160,8 @@ class Forecasting(Task):
     def forecast(self, model: Any, past: Tensor) -> np.ndarray:
         """Forecast ``(batch, horizon, series)`` from past values."""
         past = past.float() if model.device.type == "mps" else past  # mps has no float64
-        made = model(past_values=past.to(model.device)).prediction_outputs
-        return finite(made.cpu().numpy(), "forecasts")
+        output = model(past_values=past.to(model.device)).prediction_outputs
+        return finite(output.cpu().numpy(), "forecasts")
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
         rows = [(name, f"{s['mse']:.4f}", f"{s['mae']:.4f}") for name, s in evaluation["test"].items()]
@@ -192,7 +192,7 @@ class SeriesParts(TaskData):
         return self._windows("valid", drawn=max(1, tokens // self.task.data.length))
 
     def reduce(self, logits: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Squared and absolute errors; the first of the model's outputs are its forecasts."""
+        """Return squared and absolute errors; the first of the model's outputs are its forecasts."""
         errors = (logits[0] if isinstance(logits, tuple) else logits).float() - labels
         return errors.square(), errors.abs()
 
@@ -205,8 +205,8 @@ class SeriesParts(TaskData):
     def evaluate(
         self, model: Any, *, lengths: Sequence[int] | None = None, max_tokens: int | None = None, progress: bool = True
     ) -> dict[str, Any]:
-        """Errors on the windows of the test part (all, or as many evenly spaced ones as ``max_tokens`` rows allow),
-        beside those of repeating the last value."""
+        """Compute errors on the windows of the test part (all, or as many evenly spaced ones as ``max_tokens`` rows
+        allow), beside those of repeating the last value."""
         drawn = None if max_tokens is None else max(1, max_tokens // self.task.data.length)
         self._scored = {"test": self._windows("test", drawn=drawn)}
         result = super().evaluate(model, lengths=lengths, progress=progress)
@@ -247,10 +247,10 @@ class Windows(Dataset):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         if self.seed is None:
-            place = index * self.count // self.size
+            position = index * self.count // self.size
         else:
-            epoch, place = divmod(index, self.count)
-            place = int(epoch_order(self.count, self.seed, epoch)[place])
-        series, start = divmod(place, self.starts)
+            epoch, position = divmod(index, self.count)
+            position = int(epoch_order(self.count, self.seed, epoch)[position])
+        series, start = divmod(position, self.starts)
         window = torch.from_numpy(self.x[start : start + self.length + self.horizon, series, None])
         return {"past_values": window[: self.length], "future_values": window[self.length :]}

@@ -133,25 +133,25 @@ class ImageClassification(Labelled):
         return LabelledImages(self, images)
 
     def _open_other(self, source: str, run: Path, progress: bool) -> LabelledImages:
-        found = LabelledImages(self)
-        found.label_names = names = class_names(read_config(run))
+        images = LabelledImages(self)
+        images.label_names = names = class_names(read_config(run))
         rows: Any = rows_to_evaluate(self.rows(source).read(), source)
         if "label" not in rows.column_names:
             raise ValueError(f"{source!r} has no labelled images to evaluate on")
         labels = read_labels_for(rows["label"][:], names, lambda i: rows["file"][i])
-        found._scored, found._labels = {"test": _Pixels(rows, found.reader)}, {"test": labels}
-        return found
+        images._scored, images._labels = {"test": _Pixels(rows, images.reader)}, {"test": labels}
+        return images
 
-    def reader(self, found: ImageData | None = None) -> ImageReader:
+    def reader(self, images: ImageData | None = None) -> ImageReader:
         """Return the reader of images for a model, with the options of a trained run or else as these data need."""
-        given: Any = found or self
-        return ImageReader(tuple(given.size), tuple(self.mean or given.mean), tuple(self.std or given.std), self.crop)
+        data: Any = images or self
+        return ImageReader(tuple(data.size), tuple(self.mean or data.mean), tuple(self.std or data.std), self.crop)
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
         tables = super().tables(evaluation)
-        if found := evaluation.get("sizes"):
-            names = [name for name in found[0] if name != "size"]
-            rows = [(" x ".join(map(str, each["size"])), *(f"{each[name]:.4f}" for name in names)) for each in found]
+        if sizes := evaluation.get("sizes"):
+            names = [name for name in sizes[0] if name != "size"]
+            rows = [(" x ".join(map(str, each["size"])), *(f"{each[name]:.4f}" for name in names)) for each in sizes]
             tables.append(Table("Test scores by size", ("size", *(name.replace("_", " ") for name in names)), rows))
         return tables
 
@@ -203,7 +203,7 @@ class LabelledImages(LabelledRows):
 
     task: ImageClassification
     label_names: tuple[str, ...]
-    _most_mistakes = _MISTAKES
+    _max_mistakes = _MISTAKES
 
     def __init__(self, task: ImageClassification, images: ImageData | None = None):
         super().__init__(task, None, images)
@@ -215,7 +215,7 @@ class LabelledImages(LabelledRows):
         return {**class_fields(self.rows.label_names), "problem_type": "single_label_classification"}
 
     def linear_rows(self) -> LinearRows:
-        """ValueError for more images than the memory holds."""
+        """Raise ValueError for more images than the memory holds."""
         height, width = self.rows.size
         splits = [ImageExamples(self.rows.splits[split], self.reader) for split in ("train", "valid")]
         check_images_memory(sum(map(len, splits)), self.task.channels, height, width)
@@ -255,8 +255,8 @@ class LabelledImages(LabelledRows):
         result = super().evaluate(model, max_tokens=max_tokens, progress=progress)
         for size in sizes:
             rows = _Pixels(self._scored["test"].rows, replace(self.reader, size=size))
-            found = [each for _, each in outputs(self.task, model, None, rows, what="scoring", progress=progress)]
-            scores = self.metrics(0.0, np.stack(found), self._labels["test"])
+            logits = [each for _, each in outputs(self.task, model, None, rows, desc="scoring", progress=progress)]
+            scores = self.metrics(0.0, np.stack(logits), self._labels["test"])
             result.setdefault("sizes", []).append({"size": list(size), **scores})
         return result
 
@@ -265,13 +265,13 @@ class LabelledImages(LabelledRows):
         height, width = self.reader.size
         patch, scale = patch_side(config), longer / max(height, width)
         size = round(height * scale), round(width * scale)
-        least = 1 if getattr(config, "wide", None) is None else config.wide["side"]
-        what = f"`lengths` are longer sides of images in pixels; {longer}"
+        smallest = 1 if getattr(config, "wide", None) is None else config.wide["side"]
+        subject = f"`lengths` are longer sides of images in pixels; {longer}"
         refuse(
-            (min(size) < least, f"{what} is less than a patch of {least}"),
+            (min(size) < smallest, f"{subject} is less than a patch of {smallest}"),
             (
                 any(side % patch or not side for side in size),
-                f"{what} gives {size[0]} x {size[1]}, which cannot be cut into patches of {patch}",
+                f"{subject} gives {size[0]} x {size[1]}, which cannot be cut into patches of {patch}",
             ),
         )
         return size

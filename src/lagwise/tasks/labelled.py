@@ -24,9 +24,9 @@ from lagwise.tasks.scores import (
     several_scores,
 )
 
-MOST_STRIDE = 16  # samples of a step, where it is found in the data
+MAX_STRIDE = 16  # samples of a step, where it is found in the data
 _SHOWN = 20  # classes of a line
-_MOST_CLASSES = 20  # a printed confusion matrix has no more
+_MAX_CLASSES = 20  # a printed confusion matrix has no more
 _SAME_ERROR = 0.999  # share of a mean squared error that is not clearly smaller than it
 _SCORED = ("valid", "test", "known_positions")
 _HALF = 0.5  # the probability above which a row has one of several labels, where no other is known
@@ -77,9 +77,9 @@ class Labelled(Task):
             (name, *(f"{s[key]:.3f}" for key in ("precision", "recall", "f1")), s["rows"])
             for name, s in evaluation["classes"].items()
         ]
-        what = "class" if "confusion" in evaluation else "label"
-        tables.append(Table(f"Test {unit} by {what}", (what, "precision", "recall", "F1", unit), by_class))
-        if "confusion" in evaluation and len(evaluation["labels"]) <= _MOST_CLASSES:
+        noun = "class" if "confusion" in evaluation else "label"
+        tables.append(Table(f"Test {unit} by {noun}", (noun, "precision", "recall", "F1", unit), by_class))
+        if "confusion" in evaluation and len(evaluation["labels"]) <= _MAX_CLASSES:
             title = f"Test {unit} by true class (down) and predicted class (across)"
             matrix = zip(evaluation["labels"], evaluation["confusion"], strict=True)
             tables.append(Table(title, ("", *evaluation["labels"]), [(name, *row) for name, row in matrix]))
@@ -106,29 +106,29 @@ class Labelled(Task):
         names, logits = class_names(model.config), torch.tensor(output, device="cpu")
         if model.config.problem_type == "multi_label_classification":
             shares, threshold = logits.sigmoid().tolist(), threshold_of(model.config)
-            found = "|".join(name for name, share in zip(names, shares, strict=True) if share > threshold)
+            predicted = "|".join(name for name, share in zip(names, shares, strict=True) if share > threshold)
         else:
-            shares, found = logits.softmax(-1).tolist(), names[int(logits.argmax())]
-        return {"predicted": found, **{f"p({n})": round(p, 6) for n, p in zip(names, shares, strict=True)}}
+            shares, predicted = logits.softmax(-1).tolist(), names[int(logits.argmax())]
+        return {"predicted": predicted, **{f"p({n})": round(p, 6) for n, p in zip(names, shares, strict=True)}}
 
 
-def check_samples(task: Any, features: int, most: int) -> None:
-    """ValueError if no training series fills a step of the model, or if its stride was found in the data and all are
-    very short beside their features, as in arrays of another layout. most: samples of the longest series."""
-    stride, doubted = task.stride, task.finds_stride and features > most > 1
-    least = MOST_STRIDE if doubted else max(2, stride)
-    if most >= least:
+def check_samples(task: Any, features: int, longest: int) -> None:
+    """Raise ValueError if no training series fills a step of the model, or if its stride was found in the data and all
+    are very short beside their features, as in arrays of another layout. longest: samples of the longest series."""
+    stride, doubted = task.stride, task.finds_stride and features > longest > 1
+    min_samples = MAX_STRIDE if doubted else max(2, stride)
+    if longest >= min_samples:
         return
-    samples = f"{counted(most, 'sample')} of {counted(features, 'feature')}"
+    samples = f"{counted(longest, 'sample')} of {counted(features, 'feature')}"
     hints = ["if each line or row is a sample, not a series, use the recipe signal-steps"]
-    if features > most:
+    if features > longest:
         hints.insert(0, "if arrays are (rows, channels, samples), transpose them to (rows, samples, channels)")
-    if most > 1:
-        hints.append(f"if the series are so short, give `stride=1` (to {most})")
+    if longest > 1:
+        hints.append(f"if the series are so short, give `stride=1` (to {longest})")
     why = "which a step of the model takes (`stride`)" if stride > 1 else "which a series has at least"
     why = "which is little beside the features" if doubted else why
     raise ValueError(
-        f"the longest series of {task.data.source!r} has {samples}, less than {least} samples, {why}; "
+        f"the longest series of {task.data.source!r} has {samples}, less than {min_samples} samples, {why}; "
         f"{'; '.join(hints)}"
     )
 
@@ -148,7 +148,7 @@ class LabelledRows(TaskData):
     weights: Tensor | None = None  #: the weight of each class, where they differ
     label_variance: float = 1.0
     _labels: dict[str, Any]  # of the rows to evaluate on, by split
-    _most_mistakes: int = 10  # wrong predictions that are shown
+    _max_mistakes: int = 10  # wrong predictions that are shown
 
     def __init__(self, task: Labelled, tokenizer: Any, rows: Any):
         super().__init__(task, tokenizer)
@@ -222,9 +222,9 @@ class LabelledRows(TaskData):
         scores, details = self._of_labels(logits, labels, threshold)
         if self.several:
             assert self.label_names is not None
-            worst = worst_of_several(logits, labels, self.label_names, threshold, self._most_mistakes)
+            worst = worst_of_several(logits, labels, self.label_names, threshold, self._max_mistakes)
         else:
-            worst = worst_rows(logits, labels, self.label_names, self._most_mistakes)
+            worst = worst_rows(logits, labels, self.label_names, self._max_mistakes)
         mistakes = [{**self._shown(self._scored[split], i), **each} for i, each in worst.items()]
         about = {"kind": kind, "labels": self.label_names, "mistakes": mistakes}
         return {split: {**scores, "rows": len(labels)}, **details, **about}
@@ -239,24 +239,24 @@ class LabelledRows(TaskData):
         return classification_scores(logits.argmax(-1), labels, self.label_names)
 
 
-def checked_class_weights(given: str | dict[str, float]) -> str | dict[str, float]:
+def checked_class_weights(weights: str | dict[str, float]) -> str | dict[str, float]:
     """The option ``task.class_weights``, a word or the weights of some classes. ValueError for any other value."""
-    if isinstance(given, str):
-        return known(given, ("none", "balanced"), "`class_weights`")
-    if not all(weight > 0 for weight in given.values()):
-        raise ValueError(f"`class_weights` must be greater than 0, got {given}")
-    return given
+    if isinstance(weights, str):
+        return known(weights, ("none", "balanced"), "`class_weights`")
+    if not all(weight > 0 for weight in weights.values()):
+        raise ValueError(f"`class_weights` must be greater than 0, got {weights}")
+    return weights
 
 
-def class_weights(given: str | dict[str, float], counts: Mapping[str, float]) -> Tensor | None:
+def class_weights(weights: str | dict[str, float], counts: Mapping[str, float]) -> Tensor | None:
     """The weight of each class, of which there are ``counts``: those given, the others having 1, or the inverse of its
     share, 1 if all shares are equal; a class without rows counts as if it had one. None for equal weights."""
-    if isinstance(given, dict):
-        for name in given:
+    if isinstance(weights, dict):
+        for name in weights:
             known(name, counts, "class in `class_weights`")
-        return torch.tensor([given.get(name, 1.0) for name in counts])
+        return torch.tensor([weights.get(name, 1.0) for name in counts])
     rows = torch.tensor([*counts.values()])
-    return None if given == "none" else rows.sum() / (len(rows) * rows.clamp(min=1))
+    return None if weights == "none" else rows.sum() / (len(rows) * rows.clamp(min=1))
 
 
 def class_fields(names: Sequence[str]) -> dict[str, Any]:
@@ -270,13 +270,13 @@ def class_names(config: Any) -> tuple[str, ...]:
     return tuple(config.id2label[i] for i in range(config.num_labels))
 
 
-def class_counts(counts: Mapping[str, int], what: str = "classes") -> list[str]:
+def class_counts(counts: Mapping[str, int], noun: str = "classes") -> list[str]:
     """A line with the number of training rows of each class; of many classes, of the most and the least common."""
     ordered = sorted(counts.items(), key=lambda each: -each[1])
     shown = [f"{name} {count:,}" for name, count in ordered]
     if len(shown) > _SHOWN:
         shown = [*shown[: _SHOWN - 3], "...", *shown[-3:]]
-    return [f"{what} in train: {', '.join(shown)}"] if shown else []
+    return [f"{noun} in train: {', '.join(shown)}"] if shown else []
 
 
 def constant_of(evaluation: Mapping[str, Any]) -> dict[str, float]:
@@ -305,17 +305,17 @@ def constant_note(scores: Mapping[str, float], constant: Mapping[str, float], he
 
 
 def worst_rows(
-    logits: np.ndarray, labels: np.ndarray, names: Sequence[str] | None, most: int = 10
+    logits: np.ndarray, labels: np.ndarray, names: Sequence[str] | None, limit: int = 10
 ) -> dict[int, dict[str, Any]]:
     """The most confident wrong predictions, by the indices of their rows; of numbers (``names`` None) the predictions
     with the largest errors."""
     if names is None:
-        worst = np.argsort(-np.abs(logits[:, 0] - labels), kind="stable")[:most].tolist()
+        worst = np.argsort(-np.abs(logits[:, 0] - labels), kind="stable")[:limit].tolist()
         return {i: {"true": float(labels[i]), "predicted": float(logits[i, 0])} for i in worst}
     shares = torch.tensor(logits, device="cpu").softmax(-1).numpy()
     predicted = shares.argmax(-1)
     wrong = np.flatnonzero(predicted != labels)
-    worst = wrong[np.argsort(-shares[wrong, predicted[wrong]], kind="stable")][:most].tolist()
+    worst = wrong[np.argsort(-shares[wrong, predicted[wrong]], kind="stable")][:limit].tolist()
     return {
         i: {
             "true": names[labels[i]],
@@ -327,14 +327,14 @@ def worst_rows(
 
 
 def worst_of_several(
-    logits: np.ndarray, labels: np.ndarray, names: Sequence[str], threshold: float, most: int = 10
+    logits: np.ndarray, labels: np.ndarray, names: Sequence[str], threshold: float, limit: int = 10
 ) -> dict[int, dict[str, Any]]:
-    """The rows with wrong labels whose mean cross-entropy is largest, by their places."""
+    """The rows with wrong labels whose mean cross-entropy is largest, by their indices."""
     shares, true = torch.tensor(logits, device="cpu").sigmoid().numpy(), labels.astype(bool)
     predicted = shares > threshold
     losses = -np.log(np.where(true, shares, 1 - shares).clip(1e-9)).mean(1)
     wrong = np.flatnonzero((predicted != true).any(1))
-    worst = wrong[np.argsort(-losses[wrong], kind="stable")][:most].tolist()
+    worst = wrong[np.argsort(-losses[wrong], kind="stable")][:limit].tolist()
 
     def named(marks: np.ndarray) -> str:
         return ", ".join(name for name, on in zip(names, marks, strict=True) if on) or "none"

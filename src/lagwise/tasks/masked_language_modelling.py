@@ -54,16 +54,16 @@ class HiddenText(TextData):
         """Return for each sequence the loss of its hidden tokens and how many were found ``(batch, 2)``, and how many
         there are ``(batch,)``: a row for each sequence, so that the Trainer can gather them from several processes."""
         chosen = labels != -100
-        wanted = labels[chosen]
-        losses = F.cross_entropy(logits.float(), wanted, reduction="none")
-        found = (logits.argmax(-1) == wanted).float()
+        targets = labels[chosen]
+        losses = F.cross_entropy(logits.float(), targets, reduction="none")
+        hits = (logits.argmax(-1) == targets).float()
         rows = chosen.nonzero()[:, 0]
-        sums = losses.new_zeros(len(labels), 2).index_add(0, rows, torch.stack([losses, found], dim=1))
+        sums = losses.new_zeros(len(labels), 2).index_add(0, rows, torch.stack([losses, hits], dim=1))
         return sums, chosen.sum(1)
 
     def metrics(self, loss: float, predictions: Any = None, labels: Any = None) -> dict[str, float]:
-        nats, found = np.asarray(predictions, dtype=np.float64).sum(0) / np.sum(labels)
-        return {"perplexity": float(np.exp(nats)), "masked_accuracy": float(found)}
+        nats, accuracy = np.asarray(predictions, dtype=np.float64).sum(0) / np.sum(labels)
+        return {"perplexity": float(np.exp(nats)), "masked_accuracy": float(accuracy)}
 
     def evaluate(
         self, model: Any, *, lengths: Sequence[int] | None = None, max_tokens: int | None = None, progress: bool = True
@@ -87,13 +87,13 @@ class HiddenText(TextData):
         return MaskedExamples(sequences, self._masking, self._end_of_text, seed)
 
     def _hidden_stream(self, tokens: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
-        """Hide tokens of a text in pieces of the trained length; return the text, the labels, and the documents."""
+        """Hide tokens of a text in chunks of the trained length; return the text, the labels, and the documents."""
         masking, ids = self._masking, tokens.astype(np.int64)
         starts = range(0, len(ids), self.task.data.length)
-        pieces = [
+        chunks = [
             masking(ids[i : i + self.task.data.length], np.random.default_rng((EVALUATION_SEED, i))) for i in starts
         ]
-        hidden, labels = (torch.from_numpy(np.concatenate(parts)) for parts in zip(*pieces, strict=True))
+        hidden, labels = (torch.from_numpy(np.concatenate(parts)) for parts in zip(*chunks, strict=True))
         return hidden, labels, torch.from_numpy(document_of(ids, self._end_of_text))
 
     @property

@@ -42,7 +42,7 @@ def default_metric(kind: str) -> str:
 
 
 def check_metric(metric: str | None, kind: str, classes: Sequence[str] | None = None) -> None:
-    """ValueError for an unknown metric, or one of another kind of labels, as far as that is known (``auto``)."""
+    """Raise ValueError for an unknown metric, or one of another kind of labels, as far as that is known (``auto``)."""
     if metric is None:
         return
     known(metric, METRICS, "`metric`")
@@ -61,7 +61,7 @@ def classification_scores(
     """Compute the accuracy, macro F1, Matthews' correlation, for two classes the F1 of the second; and the confusion
     matrix, scores by class, and the share of the most common class.
 
-    Shapes: predicted and true ``(rows,)``, places in ``names``. Macro F1 is the mean over the classes that occur among
+    Shapes: predicted and true ``(rows,)``, indices in ``names``. Macro F1 is the mean over the classes that occur among
     the true or predicted ones. Matthews' correlation is 0 if all rows have one class, or are predicted to have one.
     Without rows everything is 0.
     """

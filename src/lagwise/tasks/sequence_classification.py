@@ -44,7 +44,7 @@ from lagwise.models.rates import require_rate
 from lagwise.tables import Count, Number, Share, known, refuse
 from lagwise.tasks.base import LinearRows, Metric, Records, Sizes, finite, require_none
 from lagwise.tasks.labelled import (
-    MOST_STRIDE,
+    MAX_STRIDE,
     Labelled,
     LabelledRows,
     check_samples,
@@ -154,12 +154,12 @@ class SequenceClassification(Labelled):
             (stride != 1 and inputs == "tokens", f"`stride` is for series, got {stride!r}"),
         )
         self.finds_stride, self.time = stride is None, time
-        self.stride = MOST_STRIDE if stride is None else stride
+        self.stride = MAX_STRIDE if stride is None else stride
         self.features, self.lines, self.rate = features, lines, rate
         self.wide = wide and time is None
         if inputs == "tokens":
-            what = "sequence_classification with `inputs=tokens`"
-            require_none(what, features=features, lines=lines, rate=rate, time=time)
+            who = "sequence_classification with `inputs=tokens`"
+            require_none(who, features=features, lines=lines, rate=rate, time=time)
 
     @property
     def headline(self) -> Metric:  # type: ignore[override]
@@ -221,26 +221,26 @@ class SequenceClassification(Labelled):
         if run is None and self.inputs == "values":
             longest = max(rows.splits["train"]["length"][:])
             if self.finds_stride:
-                self.stride = max(1, min(MOST_STRIDE, longest // _MIN_LONGEST_STEPS))
+                self.stride = max(1, min(MAX_STRIDE, longest // _MIN_LONGEST_STEPS))
             check_samples(self, rows.features or 1, longest)
-        found = ClassifiedRows(self, tokenizer, rows)
-        own = found.resolved().get("rate")
+        data = ClassifiedRows(self, tokenizer, rows)
+        own = data.resolved().get("rate")
         if self.rate not in (None, own):
             raise ValueError(f"the sounds of {self.data.source!r} have a sampling rate of {own} Hz, not {self.rate}")
-        return found
+        return data
 
     def _open_other(self, source: str, run: Path, progress: bool) -> ClassifiedRows:
         config: Any = read_config(run)
-        found = ClassifiedRows(self, load_tokenizer(str(run)) if config.input_name == "tokens" else None)
-        found.label_names = None if config.num_labels == 1 else class_names(config)
-        found.several = config.problem_type == "multi_label_classification"
+        data = ClassifiedRows(self, load_tokenizer(str(run)) if config.input_name == "tokens" else None)
+        data.label_names = None if config.num_labels == 1 else class_names(config)
+        data.several = config.problem_type == "multi_label_classification"
         opened = self.rows(source)
-        rows, labels = rows_to_score(opened, self.columns(), self.label, found.label_names, several=found.several)
-        encoded: Any = self.encoder(config, found.tokenizer)(rows)
+        rows, labels = rows_to_score(opened, self.columns(), self.label, data.label_names, several=data.several)
+        encoded: Any = self.encoder(config, data.tokenizer)(rows)
         if self.rate is not None and RATE in rows.column_names:
             encoded = encoded.add_column(RATE, rows[RATE][:])
-        found._scored, found._labels = {"test": encoded}, {"test": labels}
-        return found
+        data._scored, data._labels = {"test": encoded}, {"test": labels}
+        return data
 
     def columns(self) -> tuple[str, ...]:
         return (self.text,) if isinstance(self.text, str) else tuple(self.text)
@@ -258,11 +258,11 @@ class SequenceClassification(Labelled):
             rows = (rows.select if hasattr(rows, "with_format") else rows.take)(indices)  # type: ignore[missing-attribute]
         ordered, order = by_length(rows)
         examples, lengths = EncodedExamples(ordered), (-(-np.asarray(ordered["length"][:]) // stride)).tolist()
-        for places in like_lengths(lengths, TOKENS_A_BATCH):
-            own = [{k: v for k, v in examples[i].items() if k not in ("label", RATE)} for i in places]
+        for part in like_lengths(lengths, TOKENS_A_BATCH):
+            own = [{k: v for k, v in examples[i].items() if k not in ("label", RATE)} for i in part]
             batch = self.padded(tokenizer, own, stride=stride)
             logits = model(**{name: value.to(model.device) for name, value in batch.items()}).logits.float().cpu()
-            yield [indices[i] for i in order[places.start : places.stop]], finite(logits.numpy(), "logits")
+            yield [indices[i] for i in order[part.start : part.stop]], finite(logits.numpy(), "logits")
 
     def padded(self, tokenizer: Any, rows: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Tensor]:
         """A batch of encoded rows, each with the time of its samples where they have rates. options: of the
@@ -366,8 +366,8 @@ class ClassifiedRows(LabelledRows):
             )
         rows = by_length(self.rows.splits[split])[0]
         examples = EncodedExamples(rows)
-        for places in like_lengths(rows["length"][:], TOKENS_A_BATCH):
-            yield self.task.padded(self.tokenizer, [examples[i] for i in places], stride=1)
+        for part in like_lengths(rows["length"][:], TOKENS_A_BATCH):
+            yield self.task.padded(self.tokenizer, [examples[i] for i in part], stride=1)
 
     def check_model(self, model: Any) -> None:
         if self.rows.rates:
@@ -378,14 +378,14 @@ class ClassifiedRows(LabelledRows):
 
     def resolved(self) -> dict[str, Any]:
         columns, source = self.rows.encoder.columns, self.task.source
-        found: dict[str, Any] = {} if columns == self.task.columns() else {"text": columns[0]}  # the only one of text
+        options: dict[str, Any] = {} if columns == self.task.columns() else {"text": columns[0]}  # the only one of text
         if self.rows.label != self.task.label:
-            found["label"] = self.rows.label
+            options["label"] = self.rows.label
         if isinstance(source, SeriesSource):
-            found |= {"stride": self.task.stride, **source.reading_options()}
+            options |= {"stride": self.task.stride, **source.reading_options()}
         if self.rows.rates and self.task.rate is not None:
-            found["rate"] = self.task.rate
-        return found
+            options["rate"] = self.task.rate
+        return options
 
     def save_preprocessing(self, folder: Path, limit: int | None) -> None:
         if len(self.task.columns()) == 2 and self.tokenizer is not None:

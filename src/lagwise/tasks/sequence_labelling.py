@@ -103,8 +103,8 @@ class SequenceLabelling(Labelled):
         self.reach = 0 if tolerance is None else tolerance // stride  # in steps
         self.tolerance = tolerance
         for name, value in self.changes.items():
-            most = CHANGES[known(name, CHANGES, "key in `augment`")]
-            refuse((not 0 <= value <= most, f"`augment.{name}` must be in [0, {most:g}], got {value!r}"))
+            largest = CHANGES[known(name, CHANGES, "key in `augment`")]
+            refuse((not 0 <= value <= largest, f"`augment.{name}` must be in [0, {largest:g}], got {value!r}"))
         self.class_weights = checked_class_weights(class_weights)
         self.values, self.label, self.events = values, label, events
         self.features, self.rate, self.time, self.group = features, rate, time, group
@@ -131,19 +131,19 @@ class SequenceLabelling(Labelled):
 
     def _open(self, run: Path | None, progress: bool) -> SeriesWithClasses:
         columns = {name: getattr(self, name) for name in ("values", "label", "events", "group")}
-        found = prepare_series(self.source, **columns, progress=progress)
-        return SeriesWithClasses(self, found)
+        rows = prepare_series(self.source, **columns, progress=progress)
+        return SeriesWithClasses(self, rows)
 
     def _open_other(self, source: str, run: Path, progress: bool) -> SeriesWithClasses:
-        found = SeriesWithClasses(self)
+        data = SeriesWithClasses(self)
         config: Any = read_config(run)
-        found.label_names = names = class_names(config)
+        data.label_names = names = class_names(config)
         rows = rows_to_evaluate(self.rows(source).read(), source)
         columns = self.values, self.label, self.events
-        found._scored = {"test": list(read_series_for(rows, names, *columns, source, gaps=config.takes_gaps))}
+        data._scored = {"test": list(read_series_for(rows, names, *columns, source, gaps=config.takes_gaps))}
         if self.rate is not None and RATE in rows.column_names:
-            found._hertz = rows[RATE][:]
-        return found
+            data._hertz = rows[RATE][:]
+        return data
 
     def columns(self) -> tuple[str, ...]:
         return (self.values,)
@@ -162,9 +162,9 @@ class SequenceLabelling(Labelled):
         class), the end not included, in samples; as JSON."""
         names, (p, samples) = class_names(model.config), output
         if self.events is not None:
-            found = find_events(p, self.reach)
-            positions = self.positions(found.steps).clip(0, samples - 1).tolist()
-            scores = zip(positions, found.classes, found.scores, strict=True)
+            events = find_events(p, self.reach)
+            positions = self.positions(events.steps).clip(0, samples - 1).tolist()
+            scores = zip(positions, events.classes, events.scores, strict=True)
             return {"predicted": json.dumps([[at, names[c], round(float(s), 4)] for at, c, s in scores])}
         classes = self.of_samples(p.argmax(1), samples)
         starts = [0, *(np.flatnonzero(np.diff(classes)) + 1).tolist()]
@@ -225,14 +225,14 @@ class SeriesWithClasses(Recordings):
         return {"accuracy": max(counts) / sum(counts)} if self.task.events is None else {}
 
     def notes(self) -> Sequence[str]:
-        what = "samples" if self.task.events is None else "events"
+        noun = "samples" if self.task.events is None else "events"
         features = counted(self.rows.features, "feature")
         lines = []
         for split, rows in self.rows.splits.items():
             counts = {name: count for name, count in self.rows.counts[split].items() if name != NO_EVENT}
             shown = ", ".join(f"{name} {count:,}" for name, count in counts.items())
             samples = f"{sum(rows['length'][:]):,} samples of {features}"
-            lines.append(f"{split}: {len(rows):,} series of {samples}; {what}: {shown}")
+            lines.append(f"{split}: {len(rows):,} series of {samples}; {noun}: {shown}")
         return [*lines, *self.rows.notes]
 
     def _windows(self, split: str) -> LabelledWindows:
@@ -269,8 +269,8 @@ class SeriesWithClasses(Recordings):
 
     def _pairs(self, probabilities: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the predicted and true classes of the events of a series, by the targets of its steps."""
-        found, true = find_events(probabilities, self.task.reach), np.flatnonzero(targets > 0)
-        return paired_classes(found.steps, found.classes, true, targets[true], self.task.reach)
+        events, true = find_events(probabilities, self.task.reach), np.flatnonzero(targets > 0)
+        return paired_classes(events.steps, events.classes, true, targets[true], self.task.reach)
 
     def evaluate(self, model: Any, **options: Any) -> dict[str, Any]:
         """Return the scores of the valid and test series; also the confusion matrix and figures by class. Of events
@@ -287,10 +287,10 @@ class SeriesWithClasses(Recordings):
             targets = self._targets(labels, len(p))
             real = targets != IGNORED
             return [p.argmax(1)[real], targets[real]]
-        places, found = np.flatnonzero(labels > 0), find_events(p, task.reach)
-        pairs = paired_classes(task.positions(found.steps), found.classes, places, labels[places], task.tolerance or 0)
-        counts = expected_events(p, task.reach // 2)[(places + task.delay) // task.stride]
-        return [*pairs, counts.argmax(1) + 1, labels[places]]
+        at, events = np.flatnonzero(labels > 0), find_events(p, task.reach)
+        pairs = paired_classes(task.positions(events.steps), events.classes, at, labels[at], task.tolerance or 0)
+        counts = expected_events(p, task.reach // 2)[(at + task.delay) // task.stride]
+        return [*pairs, counts.argmax(1) + 1, labels[at]]
 
     def _scores(self, split: str, measured: Sequence[list[np.ndarray]], model: Any) -> dict[str, Any]:
         predicted, true, *known = (np.concatenate(each) for each in zip(*measured, strict=True))

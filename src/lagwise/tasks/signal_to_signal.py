@@ -102,7 +102,7 @@ class SignalToSignal(Task):
         time: str | None = None,
     ):
         super().__init__(data)
-        self.made = noise is not None or hide > 0  # the inputs, from the targets
+        self.makes_inputs = noise is not None or hide > 0  # from the targets
         refuse(
             (
                 (noise is None) != (ratios is None),
@@ -111,7 +111,7 @@ class SignalToSignal(Task):
             ),
             (ratios == [], "`ratios` must have at least one ratio in dB, got []"),
             (
-                self.made and targets is not None,
+                self.makes_inputs and targets is not None,
                 f"`targets` {targets!r} are for data with targets; with `noise` or `hide` the inputs are made of the "
                 "columns `features`",
             ),
@@ -124,7 +124,7 @@ class SignalToSignal(Task):
                 f"`window` must be 0 or at least `stride` + `delay` = {stride + delay}, got {window}",
             ),
             (
-                time is not None and (stride != 1 or delay or window or self.made),
+                time is not None and (stride != 1 or delay or window or self.makes_inputs),
                 "`time`, of samples with times of their own, needs `stride=1`, `delay=0`, `window=0`, and "
                 f"no `noise` or `hide`, got {stride}, {delay}, {window}, {noise!r} and {hide:g}",
             ),
@@ -147,7 +147,7 @@ class SignalToSignal(Task):
         return open_signals(self.noise, features=None, alone=True, rate=self.source.reading_options().get("rate"))
 
     def _signals(self, name: str) -> SeriesSource:
-        return open_signals(name, **self._reading, alone=self.made)
+        return open_signals(name, **self._reading, alone=self.makes_inputs)
 
     @property
     def _reading(self) -> dict[str, Any]:
@@ -188,23 +188,23 @@ class SignalToSignal(Task):
     def _open_other(self, source: str, run: Path, progress: bool) -> SignalData:
         """The signals of other data must have targets."""
         config: Any = read_config(run)
-        wanted = config.inputs["features"], config.outputs["features"]
+        expected = config.inputs["features"], config.outputs["features"]
         opened = open_signals(source, **self._reading, any_rate=self.rate is not None)
         split = "test" if "test" in opened.split_names else opened.split_names[0]
         whole, hertz = [], []
         for signal in opened.signals(split):
             checked_signal(signal, None)
             shapes = signal.inputs.shape[1], signal.targets.shape[1]
-            if shapes != wanted:
+            if shapes != expected:
                 raise ValueError(
-                    f"{signal.where} has {shapes[0]} inputs and {shapes[1]} outputs, but the model has {wanted[0]} and "
-                    f"{wanted[1]}"
+                    f"{signal.where} has {shapes[0]} inputs and {shapes[1]} outputs, but the model has {expected[0]} "
+                    f"and {expected[1]}"
                 )
             whole.append(Whole(signal.inputs, signal.targets, None))
             hertz.append(signal.rate)
-        found = SignalData(self, scored={"test": whole})
-        found._hertz = hertz if self.rate is not None else None
-        return found
+        signals = SignalData(self, scored={"test": whole})
+        signals._hertz = hertz if self.rate is not None else None
+        return signals
 
     def rows(self, source: str) -> Any:
         return open_inputs(source, features=self.features, time=self.time)
@@ -213,7 +213,7 @@ class SignalToSignal(Task):
         return (SERIES,)
 
     def _encoded(self, model: Any, tokenizer: Any, rows: Any) -> list[Whole]:
-        """Each row's ``input_values``, which may have NaN."""
+        """Read each row's ``input_values``, which may have NaN."""
         encode = RowEncoder((SERIES,), 1 << 30, features=model.config.inputs["features"], gaps=True)
         encoded: Any = encode.table(rows)
         return [Whole(x, x[:, :0], None) for x in series(encoded)]
@@ -233,10 +233,10 @@ class SignalToSignal(Task):
             x, y = (np.asarray(row[name], dtype=np.float32) for name in (SERIES, "predicted"))
             x = self.values(x)
             names = _names(self.features, x.shape[1], "input") + _names(self._of_outputs, y.shape[1], "predicted")
-            place = {"file": row.get("file", number)} if len(rows) > 1 else {}
+            source = {"file": row.get("file", number)} if len(rows) > 1 else {}
             for values in np.concatenate([x, y], axis=1).tolist():
                 cells = ["" if math.isnan(value) else f"{value:.7g}" for value in values]
-                lines.append({**place, **dict(zip(names, cells, strict=True))})
+                lines.append({**source, **dict(zip(names, cells, strict=True))})
         return lines
 
     def values(self, x: np.ndarray) -> np.ndarray:
@@ -246,7 +246,7 @@ class SignalToSignal(Task):
     @property
     def _of_outputs(self) -> list[str] | None:
         """The names of the columns of predictions, where the targets have names."""
-        named = self.features if self.made else self.targets
+        named = self.features if self.makes_inputs else self.targets
         return None if named is None else [f"predicted_{name}" for name in named]
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
@@ -272,16 +272,16 @@ class SignalToSignal(Task):
         return [Table(f"Signals, each given {evaluation['delay']} samples after it at most", head, rows)]
 
     def figures(self, metrics: Log, evaluation: Mapping[str, Any] | None) -> Figures:
-        found = super().figures(metrics, evaluation)
+        figures = super().figures(metrics, evaluation)
         if evaluation is not None and "example" in evaluation:
-            found["example"] = lambda: signals_beside(evaluation["example"])
-        return found
+            figures["example"] = lambda: signals_beside(evaluation["example"])
+        return figures
 
 
-def _names(given: Sequence[str] | None, count: int, word: str) -> list[str]:
+def _names(names: Sequence[str] | None, count: int, word: str) -> list[str]:
     """Return the names of columns: those that are given, or a word, with numbers if there are several."""
-    if given is not None and len(given) == count:
-        return list(given)
+    if names is not None and len(names) == count:
+        return list(names)
     return [word] if count == 1 else [f"{word}_{i + 1}" for i in range(count)]
 
 
@@ -305,12 +305,12 @@ class SignalData(Recordings):
         kinds = zip(
             ("inputs", "outputs"), (self.pairs.inputs, self.pairs.outputs), self.pairs.mean, self.pairs.std, strict=True
         )
-        found = {name: {"features": count, "mean": mean, "std": std} for name, count, mean, std in kinds}
+        stats = {name: {"features": count, "mean": mean, "std": std} for name, count, mean, std in kinds}
         if self.task.time is not None:
             rows: Any = self.pairs.splits["train"].with_format("arrow")
-            found["inputs"]["time"] = typical_time(each for part in rows.iter(1) for each in row_arrays(part["signal"]))
+            stats["inputs"]["time"] = typical_time(each for part in rows.iter(1) for each in row_arrays(part["signal"]))
         fixed = self.task.fields()
-        return {name: {**fixed[name], **own} for name, own in found.items()}
+        return {name: {**fixed[name], **own} for name, own in stats.items()}
 
     def notes(self) -> Sequence[str]:
         lines, rate = [], self.resolved().get("rate")
@@ -349,8 +349,8 @@ class SignalData(Recordings):
         ratios = si_sdr(y.transpose(1, 2), labels.transpose(1, 2), real.transpose(1, 2))
         sums = [errors.square().sum((1, 2)), errors.abs().sum((1, 2)), real.sum((1, 2))]
         sums += [ratios.nan_to_num(0.0).sum(1), (~ratios.isnan()).sum(1)]
-        kept = torch.stack([each.to(y.dtype) for each in sums], dim=1)
-        return kept, kept[:, 0]
+        stacked = torch.stack([each.to(y.dtype) for each in sums], dim=1)
+        return stacked, stacked[:, 0]
 
     def metrics(self, loss: float, predictions: Any = None, labels: Any = None) -> dict[str, float]:
         square, absolute, count, ratio, ratios = np.asarray(predictions, dtype=np.float64).sum(0)
@@ -363,22 +363,22 @@ class SignalData(Recordings):
         return {"kind": "signals", "delay": delay, **super().evaluate(model, **options)}
 
     def _measured(self, output: np.ndarray, rows: Any, i: int) -> dict[str, Any]:
-        whole, given, missing = rows[i], None, None
+        whole, input_scores, missing = rows[i], None, None
         scores, inputs = signal_scores(output, whole.targets), self.task.values(whole.inputs)
         if inputs.shape == whole.targets.shape:
             gaps = np.isnan(inputs)
-            given = signal_scores(np.where(gaps, 0, inputs), whole.targets)
-            scores = {**scores, "si_sdr_gain": scores["si_sdr"] - given["si_sdr"]}
+            input_scores = signal_scores(np.where(gaps, 0, inputs), whole.targets)
+            scores = {**scores, "si_sdr_gain": scores["si_sdr"] - input_scores["si_sdr"]}
             if gaps.any():
                 missing = signal_scores(output, np.where(gaps, whole.targets, np.nan))
         example = _example(inputs, whole.targets, output) if i == 0 else None
-        return {"scores": scores, "input": given, "missing": missing, "ratio": whole.ratio, "example": example}
+        return {"scores": scores, "input": input_scores, "missing": missing, "ratio": whole.ratio, "example": example}
 
     def _scores(self, split: str, measured: Sequence[dict[str, Any]], model: Any) -> dict[str, Any]:
         result = {**_means([each["scores"] for each in measured]), "rows": len(measured)}
         for name in ("input", "missing"):
-            if known_scores := [each[name] for each in measured if each[name] is not None]:
-                result[name] = _means(known_scores)
+            if present := [each[name] for each in measured if each[name] is not None]:
+                result[name] = _means(present)
         ratios = sorted({each["ratio"] for each in measured} - {None})
         if len(ratios) > 1:
             by = {f"{r:g}": [each["scores"] for each in measured if each["ratio"] == r] for r in ratios}
@@ -388,17 +388,17 @@ class SignalData(Recordings):
 
 def _means(scores: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     """The mean of each score over the signals that have it; None where none has, as JSON has no NaN."""
-    found: dict[str, float | None] = {}
+    means: dict[str, float | None] = {}
     for name in scores[0]:
         values = [each[name] for each in scores if math.isfinite(each[name])]
-        found[name] = float(np.mean(values)) if values else None
-    return found
+        means[name] = float(np.mean(values)) if values else None
+    return means
 
 
-def _example(inputs: np.ndarray, targets: np.ndarray, made: np.ndarray) -> dict[str, list[float | None]]:
+def _example(inputs: np.ndarray, targets: np.ndarray, outputs: np.ndarray) -> dict[str, list[float | None]]:
     """The first feature and output in the middle of a signal."""
-    start = max(0, len(made) // 2 - _SHOWN_SAMPLES // 2)
-    part = {"input": inputs[:, 0], "target": targets[:, 0], "output": made[:, 0]}
+    start = max(0, len(outputs) // 2 - _SHOWN_SAMPLES // 2)
+    part = {"input": inputs[:, 0], "target": targets[:, 0], "output": outputs[:, 0]}
     return {
         name: [None if np.isnan(v) else round(float(v), 6) for v in x[start : start + _SHOWN_SAMPLES]]
         for name, x in part.items()

@@ -97,7 +97,7 @@ def _spec(flavor: str, fields: dict[str, Any]) -> ModelSpec:
 
 
 def _check(recipe: Recipe) -> None:
-    """ValueError for what torchtitan does not have."""
+    """Raise ValueError for what torchtitan does not have."""
     if recipe.task["name"] != "language_modelling":
         raise ValueError(f"torchtitan trains language models, got the task {recipe.task['name']!r}")
     if recipe.data.lengths or recipe.training.precision == "float16":

@@ -68,8 +68,8 @@ class TokenLoader(BaseDataLoader):
         vocab_size: int = 8192
         seed: int = 0
 
-    def __init__(self, config: Config, *, tokenizer: str | None, seq_len: int, local_batch_size: int, **place: Any):
-        self.rows, self.processes, self.rank = local_batch_size, place["dp_world_size"], place["dp_rank"]
+    def __init__(self, config: Config, *, tokenizer: str | None, seq_len: int, local_batch_size: int, **ranks: Any):
+        self.rows, self.processes, self.rank = local_batch_size, ranks["dp_world_size"], ranks["dp_rank"]
         name = tokenizer or config.tokenizer_name
         text = prepare(config.dataset, name, vocab_size=config.vocab_size, progress=self.rank == 0)
         self.tokenizer = text.tokenizer
@@ -123,5 +123,5 @@ class Schedule(LRSchedulersContainer.Config):
 
     def build(self, *, optimizers: Any, training_steps: int) -> LRSchedulersContainer:
         alone = torch.optim.SGD([torch.zeros(1)], lr=optimizers.optimizers[0].param_groups[0]["lr"])
-        made = get_scheduler(self.schedule, alone, int(self.warmup_steps), self.total_steps or training_steps)
-        return LRSchedulersContainer(optimizers, made.lr_lambdas[0])
+        scheduler = get_scheduler(self.schedule, alone, int(self.warmup_steps), self.total_steps or training_steps)
+        return LRSchedulersContainer(optimizers, scheduler.lr_lambdas[0])

@@ -98,8 +98,8 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
         if sample_weight is not None:
             sample_weight = column_or_1d(np.asarray(sample_weight, dtype=np.float64))
             check_consistent_length(rows, sample_weight)
-            kept = sample_weight > 0
-            rows, y, sample_weight = list(compress(rows, kept)), y[kept], sample_weight[kept]
+            weighted = sample_weight > 0
+            rows, y, sample_weight = list(compress(rows, weighted)), y[weighted], sample_weight[weighted]
         self.classes_, ids = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"a classifier needs at least 2 classes, but y has 1 class, {self.classes_.tolist()[0]!r}")
@@ -112,10 +112,10 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
             self.n_features_in_ = rows[0].shape[1]
         elif hasattr(self, "n_features_in_"):  # left by an earlier fit
             del self.n_features_in_
-        held = random_rows(ids, random) if len(ids) > _ENOUGH else np.zeros(len(ids), dtype=bool)
+        held_out = random_rows(ids, random) if len(ids) > _ENOUGH else np.zeros(len(ids), dtype=bool)
         train, valid = [], []
-        for part, places in ((train, np.flatnonzero(~held)), (valid, np.flatnonzero(held))):
-            for batch, own in self._batches(rows, places):
+        for part, indices in ((train, np.flatnonzero(~held_out)), (valid, np.flatnonzero(held_out))):
+            for batch, own in self._batches(rows, indices):
                 batch["labels"] = torch.from_numpy(ids[own])
                 if weights is not None:
                     batch["weight"] = torch.from_numpy(weights[own])
@@ -162,7 +162,7 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
 
         ValueError for a folder with another model, also of pairs of texts or several labels per row, or a damaged one.
         """
-        folder, made = expanded(folder), cls()
+        folder, estimator = expanded(folder), cls()
         model: Any
         model, tokenizer = load_model(folder)
         is_linear = isinstance(model, LagwiseLinearForSequenceClassification)
@@ -177,18 +177,18 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
         if (folder / _FILE).is_file():
             about |= read_json(folder / _FILE)
         try:
-            made.classes_ = np.array(about["classes"], dtype=about["dtype"])
-            made.kind_, made.penalty_ = about["kind"], about.get("penalty")
-            fits = _FEATURES[made.kind_] == model.config.features["name"] if is_linear else made.kind_ == kind
-            if len(made.classes_) != model.num_labels or not fits:
+            estimator.classes_ = np.array(about["classes"], dtype=about["dtype"])
+            estimator.kind_, estimator.penalty_ = about["kind"], about.get("penalty")
+            fits = _FEATURES[estimator.kind_] == model.config.features["name"] if is_linear else estimator.kind_ == kind
+            if len(estimator.classes_) != model.num_labels or not fits:
                 raise ValueError("it does not fit the model")
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{_FILE} in {str(folder)!r} is damaged ({error})") from error
-        made.model_, made.tokenizer_ = model, tokenizer
-        if made.kind_ != "texts":
+        estimator.model_, estimator.tokenizer_ = model, tokenizer
+        if estimator.kind_ != "texts":
             inputs: Any = model.config.inputs
-            made.n_features_in_ = inputs["features"]
-        return made
+            estimator.n_features_in_ = inputs["features"]
+        return estimator
 
     @torch.inference_mode()
     def _logits(self, X: Any) -> np.ndarray:
@@ -198,11 +198,11 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(f"X must be {_READS[self.kind_]}, as in fit, got {_READS[kind]}")
         if kind == "series" and rows[0].shape[1] != self.n_features_in_:
             raise ValueError(f"X has series of {rows[0].shape[1]} channels, but fit had {self.n_features_in_}")
-        found = np.empty((len(rows), len(self.classes_)))
+        logits = np.empty((len(rows), len(self.classes_)))
         stride = self.model_.config.inputs.get("stride", 1) if kind == "series" else 1
-        for batch, places in self._batches(rows, np.arange(len(rows)), stride):
-            found[places] = self.model_(**batch).logits.numpy()
-        return found
+        for batch, indices in self._batches(rows, np.arange(len(rows)), stride):
+            logits[indices] = self.model_(**batch).logits.numpy()
+        return logits
 
     def _fields(self, rows: Any) -> dict[str, Any]:
         """Collect the fields of the model's configuration."""
@@ -217,14 +217,14 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
         return {**fields, "inputs": inputs}
 
     def _batches(
-        self, rows: Any, places: np.ndarray, stride: int = 1
+        self, rows: Any, indices: np.ndarray, stride: int = 1
     ) -> Iterator[tuple[dict[str, torch.Tensor], np.ndarray]]:
         """Yield batches of rows of similar lengths, as the model reads them, and the index of each row."""
         name, arrays, pad = "input_values", rows, None
         if self.tokenizer_ is not None:
             name, arrays, pad = "input_ids", self._encoded(rows), self.tokenizer_.pad_token_id
         sizes = np.array([each.size for each in arrays], dtype=np.int64)
-        ordered, collate = places[np.argsort(sizes[places], kind="stable")], PaddingCollator(pad, stride=stride)
+        ordered, collate = indices[np.argsort(sizes[indices], kind="stable")], PaddingCollator(pad, stride=stride)
         for part in like_lengths(sizes[ordered].tolist(), _VALUES_A_BATCH):
             own = ordered[part.start : part.stop]
             yield collate([{name: arrays[i]} for i in own]), own
@@ -275,16 +275,16 @@ def _series(X: Any) -> list[np.ndarray]:
     channels."""
     if not len(X):
         raise ValueError("there are no series")
-    found = []
+    series = []
     for i, each in enumerate(X):
         if np.ndim(each) != 2 or 0 in np.shape(each):
             raise ValueError(f"each series must be (channels, length), but series {i} has shape {np.shape(each)}")
         checks: dict[str, Any] = {"ensure_all_finite": "allow-nan", "input_name": f"X[{i}]"}
         values = check_array(each, dtype=np.float32, **checks).T
-        if found and values.shape[1] != found[0].shape[1]:
+        if series and values.shape[1] != series[0].shape[1]:
             raise ValueError(
                 f"all series must have as many channels, but series {i} has {values.shape[1]} and series 0 "
-                f"{found[0].shape[1]}; a series is (channels, length)"
+                f"{series[0].shape[1]}; a series is (channels, length)"
             )
-        found.append(np.ascontiguousarray(values))
-    return found
+        series.append(np.ascontiguousarray(values))
+    return series

@@ -18,8 +18,8 @@ _MIN_GRAPH_STEPS = 5_000  # some minutes, of which compilation takes about one
 
 
 def chosen_compilation(options: TrainingOptions, one_length: bool) -> bool | str:
-    """How to compile a training step: as the options say, and where they leave it open, as CUDA graphs if these can
-    serve and the training is long enough to make up for the compilation. one_length: whether all steps have it."""
+    """Decide how to compile a training step: as the options say, and where they leave it open, as CUDA graphs if these
+    can serve and the training is long enough to make up for the compilation. one_length: whether all steps have it."""
     if options.compile != AUTO:
         return options.compile
     usual = one_length and options.steps >= _MIN_GRAPH_STEPS and group_size() == options.accumulate == 1
@@ -29,7 +29,7 @@ def chosen_compilation(options: TrainingOptions, one_length: bool) -> bool | str
 
 
 def check_compiled(options: TrainingOptions) -> None:
-    """ValueError for options that exclude compiled steps, or if this machine cannot compile."""
+    """Raise ValueError for options that exclude compiled steps, or if this machine cannot compile."""
     if options.compile in (False, AUTO):
         return
     lacking = _lacking(default_device().type)
@@ -60,15 +60,15 @@ def compile_model(model: Any, how: bool | str = True) -> None:
 
 
 def _check_graphs(options: TrainingOptions) -> None:
-    """ValueError if a step cannot run as CUDA graphs."""
-    what = f"`compile={REDUCE_OVERHEAD}`"
+    """Raise ValueError if a step cannot run as CUDA graphs."""
+    option = f"`compile={REDUCE_OVERHEAD}`"
     if default_device().type != "cuda":
-        raise ValueError(f"{what} needs an NVIDIA GPU, which is not here; take `compile=true`, or leave it out")
+        raise ValueError(f"{option} needs an NVIDIA GPU, which is not here; take `compile=true`, or leave it out")
     if group_size() > 1:  # which exchange gradients in the backward pass
-        raise ValueError(f"{what} is for one process, got {group_size()}; take `compile=true`")
+        raise ValueError(f"{option} is for one process, got {group_size()}; take `compile=true`")
     if options.accumulate > 1:  # the graph of a micro-batch would overwrite the gradients of the one before
         raise ValueError(
-            f"{what} does not go with `accumulate`, got {options.accumulate}; take `compile=true`, or a "
+            f"{option} does not go with `accumulate`, got {options.accumulate}; take `compile=true`, or a "
             "smaller `batch_size`"
         )
 

@@ -64,21 +64,21 @@ class OnlineLearner:
             self.waiting = 0
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that is learned, by name, after learning what waits."""
+        """Return all that is learned, by name, after learning what waits."""
         self.learn()
-        found = {f"weight:{i}": parameter.detach() for i, parameter in enumerate(self.parameters)}
+        tensors = {f"weight:{i}": parameter.detach() for i, parameter in enumerate(self.parameters)}
         for i, parameter in enumerate(self.parameters):
             if state := self.optimizer.state.get(parameter):
-                found |= {f"square:{i}": state["exp_avg_sq"], f"step:{i}": state["step"]}
-        return found
+                tensors |= {f"square:{i}": state["exp_avg_sq"], f"step:{i}": state["step"]}
+        return tensors
 
     @torch.no_grad()
-    def restore(self, found: Mapping[str, Tensor]) -> None:
+    def restore(self, saved: Mapping[str, Tensor]) -> None:
         """Continue from `tensors`."""
         for i, parameter in enumerate(self.parameters):
-            parameter.copy_(found[f"weight:{i}"])
-            if f"step:{i}" in found:
-                state = {"step": found[f"step:{i}"], "exp_avg_sq": found[f"square:{i}"]}
+            parameter.copy_(saved[f"weight:{i}"])
+            if f"step:{i}" in saved:
+                state = {"step": saved[f"step:{i}"], "exp_avg_sq": saved[f"square:{i}"]}
                 self.optimizer.state[parameter] = {**state, "exp_avg": torch.zeros_like(parameter)}
 
 

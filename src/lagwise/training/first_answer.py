@@ -57,9 +57,9 @@ def fit_first_answer(data: TaskData, seed: int) -> tuple[Any, dict[str, Any], np
     linear_head, rows = require_linear(data.task), data.linear_rows()
     model, fit = fit_linear_model(linear_head, rows, seed)
     labels = labels_of(rows.valid)
-    kept = data.reduce(torch.from_numpy(fit.held_out).float(), torch.from_numpy(labels))
-    assert kept is not None
-    logits, true = (each.numpy() for each in kept)
+    reduced = data.reduce(torch.from_numpy(fit.held_out).float(), torch.from_numpy(labels))
+    assert reduced is not None
+    logits, true = (each.numpy() for each in reduced)
     predicted = data.calibrate(model, logits, true)
     about = {
         "features": f"{model.config.features['name']}, {model.features.size:,}",
@@ -123,23 +123,23 @@ def simple_answers(run: Path, data: TaskData, seed: int) -> Iterator[tuple[str, 
     class, or the mean number), and the first answer, fitted now if the run has none. ValueError for a task without
     one."""
     require_linear(data.task)
-    found = load_model(run / FOLDER)[0] if read_first_answer(run) else fit_first_answer(data, seed)[0]
-    constant, labels = copy.deepcopy(found), labels_of(data.linear_rows().train)
+    first = load_model(run / FOLDER)[0] if read_first_answer(run) else fit_first_answer(data, seed)[0]
+    constant, labels = copy.deepcopy(first), labels_of(data.linear_rows().train)
     with torch.no_grad():
         constant.classifier.weight.zero_()
         if labels.ndim == 2:
             name, bias = "most common labels", np.log((labels.mean(0) + 1e-9) / (1 - labels.mean(0) + 1e-9))
             constant.config.threshold = None
         elif labels.dtype.kind == "i":
-            name, bias = "most common class", np.log(np.bincount(labels, minlength=found.num_labels) + 1e-9)
+            name, bias = "most common class", np.log(np.bincount(labels, minlength=first.num_labels) + 1e-9)
         else:
             name, bias = "the mean of all rows", np.array([labels.mean()])
         constant.classifier.bias.copy_(torch.from_numpy(bias))
     yield name, constant
-    yield "first answer", found
+    yield "first answer", first
 
 
-def kept_model(model: Any, trainer: Any, data: TaskData, out: Path, *, compare: bool, progress: bool) -> Any:
+def choose_model(model: Any, trainer: Any, data: TaskData, out: Path, *, compare: bool, progress: bool) -> Any:
     """Choose the model that a run ends with, record the choice in the run's folder, and print it.
 
     Returns the trained model in evaluation mode, joined with the first answer if the task asks for it (`Task.wide`),
@@ -147,13 +147,13 @@ def kept_model(model: Any, trainer: Any, data: TaskData, out: Path, *, compare: 
     the trained model is no better.
     """
     rows, size = trainer.eval_dataset, trainer.args.per_device_eval_batch_size  # the rows of all processes
-    found = []
+    batches = []
     with torch.inference_mode():
         for batch in DataLoader(rows, batch_size=size, collate_fn=partial(data.collate, training=False)):
             inputs = {name: value.to(model.device) for name, value in batch.items() if name != "labels"}
-            kept: Any = data.reduce(model.eval()(**inputs).logits, batch["labels"])
-            found.append([each.cpu().numpy() for each in kept])
-    logits, labels = (np.concatenate(each) for each in zip(*found, strict=True))
+            reduced: Any = data.reduce(model.eval()(**inputs).logits, batch["labels"])
+            batches.append([each.cpu().numpy() for each in reduced])
+    logits, labels = (np.concatenate(each) for each in zip(*batches, strict=True))
     about = read_first_answer(out)
     if about is None:
         data.calibrate(model, logits, labels)
@@ -188,8 +188,8 @@ def is_better(data: TaskData, one: np.ndarray, other: np.ndarray, labels: np.nda
     random, sign = np.random.default_rng(0), 1 if data.headline.greater_is_better else -1
 
     def gain(rows: Any) -> float:
-        found = [data.metrics(float("nan"), each[rows], labels[rows])[data.headline.name] for each in (one, other)]
-        return sign * (found[0] - found[1])
+        scores = [data.metrics(float("nan"), each[rows], labels[rows])[data.headline.name] for each in (one, other)]
+        return sign * (scores[0] - scores[1])
 
     if gain(slice(None)) <= 0:
         return False
@@ -235,11 +235,11 @@ def _choice(about: Mapping[str, Any], label: str, *, compared: bool) -> str:
     on = f"on {counted(about['rows'], 'held-out row')}"
     if "share" in about:
         before, after = about["losses"]
-        kept = f"kept the first answer {'alone' if about['kept'] else 'and the trained layers'}"
-        joined = kept if compared else "joined the first answer and the trained layers, compared with nothing"
+        chosen = f"kept the first answer {'alone' if about['kept'] else 'and the trained layers'}"
+        joined = chosen if compared else "joined the first answer and the trained layers, compared with nothing"
         return (
             f"{joined}: {on} both, with a share of {about['share']:.2f} for the layers, have a loss of {after:.3f} "
             f"({label} {trained:.3f}), the first answer {before:.3f} ({first:.3f})"
         )
-    kept, than = ("first answer", "is not clearly better") if about["kept"] else ("trained model", "is better")
-    return f"kept the {kept}: {on} the trained model {than} ({label} {trained:.3f}, first answer {first:.3f})"
+    chosen, than = ("first answer", "is not clearly better") if about["kept"] else ("trained model", "is better")
+    return f"kept the {chosen}: {on} the trained model {than} ({label} {trained:.3f}, first answer {first:.3f})"

@@ -44,7 +44,7 @@ def load_run(run: Path | str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def check_resumable(out: Path) -> None:
-    """FileNotFoundError or ValueError for a folder that holds no run that can be resumed."""
+    """Raise FileNotFoundError or ValueError for a folder that holds no run that can be resumed."""
     if not (out / RECIPE_FILE).is_file():
         began = out.is_dir() and is_unused(out, RUN_FILE, TOKENIZER)
         why = ", and nothing else: its training was stopped before it saved anything, so start it anew" if began else ""
@@ -65,15 +65,15 @@ def begin_run(recipe: Recipe, out: Path, identity: dict[str, Any]) -> None:
         (partial / RECIPE_FILE).write_text(recipe.to_yaml(), encoding="utf-8")
 
 
-def check_asked(out: Path, begun: Any, asked: Any, key: str = "") -> None:
-    """ValueError that names the first setting that differs from those with which a run was begun."""
-    if isinstance(begun, dict) and isinstance(asked, dict):
-        for name in {**begun, **asked}:
-            check_asked(out, begun.get(name), asked.get(name), f"{key}.{name}" if key else name)
-    elif begun != asked and key != "description":
+def check_begun(out: Path, begun: Any, settings: Any, key: str = "") -> None:
+    """Raise ValueError that names the first setting that differs from those with which a run was begun."""
+    if isinstance(begun, dict) and isinstance(settings, dict):
+        for name in {**begun, **settings}:
+            check_begun(out, begun.get(name), settings.get(name), f"{key}.{name}" if key else name)
+    elif begun != settings and key != "description":
         raise ValueError(
-            f"the run in {str(out)!r} was begun with {key} {shown(begun)}, not {shown(asked)}: start it again with the "
-            "settings of its first start, or choose another `out`"
+            f"the run in {str(out)!r} was begun with {key} {shown(begun)}, not {shown(settings)}: start it again with "
+            "the settings of its first start, or choose another `out`"
         )
 
 
@@ -141,14 +141,14 @@ def rewind_metrics(out: Path, step: int) -> None:
     path = out / METRICS_FILE
     if not path.is_file():  # stopped before the first line
         return
-    kept = [line for line in logged_lines(path) if line["step"] <= step and "train_loss" not in line]
-    write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))
+    lines = [line for line in logged_lines(path) if line["step"] <= step and "train_loss" not in line]
+    write_whole(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def checkpoints(run: Path) -> list[Path]:
     """List the checkpoint folders of a run, oldest first."""
-    found = (f for f in run.glob("checkpoint-*") if f.is_dir() and f.name.split("-")[1].isdecimal())
-    return sorted(found, key=step_of)
+    folders = (f for f in run.glob("checkpoint-*") if f.is_dir() and f.name.split("-")[1].isdecimal())
+    return sorted(folders, key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -180,7 +180,7 @@ def newest_whole_checkpoint(run: Path) -> Path | None:
             complaints.append(f"{checkpoint.name}: {one_line(error)}")
             continue
         if not damaged:
-            check_asked(run, content["settings"], _settings(run))
+            check_begun(run, content["settings"], _settings(run))
             return checkpoint
         complaints.append(f"{checkpoint.name}: {', '.join(damaged)} is missing or damaged")
     if complaints:

@@ -107,36 +107,36 @@ def _thinned(batches: Batches, size: int, seed: int) -> Batches:
     total = sum(len(batch["labels"]) for batch in batches)
     if total <= limit:
         return batches
-    found = []
+    thinned = []
     for batch in batches:
         count = len(batch["labels"])
-        kept = torch.from_numpy(np.sort(random.permutation(count)[: -(-count * limit // total)]))
-        found.append({name: values[kept] for name, values in batch.items()})
-    return found
+        rows = torch.from_numpy(np.sort(random.permutation(count)[: -(-count * limit // total)]))
+        thinned.append({name: values[rows] for name, values in batch.items()})
+    return thinned
 
 
 def _matrix(features: Any, batches: Batches) -> Any:
     """Compute the features of rows ``(rows, features)``: an array, or of texts a sparse matrix of scipy."""
-    found: Iterator[Any] = (features(*inputs_of(batch)) for batch in batches)
+    parts: Iterator[Any] = (features(*inputs_of(batch)) for batch in batches)
     if not isinstance(features, Ngrams):
-        return np.concatenate([np.zeros((0, features.size), dtype=np.float32), *(each.numpy() for each in found)])
-    return _sparse(found, features.size)
+        return np.concatenate([np.zeros((0, features.size), dtype=np.float32), *(each.numpy() for each in parts)])
+    return _sparse(parts, features.size)
 
 
-def _sparse(found: Iterable[Sparse], columns: int) -> Any:
+def _sparse(parts: Iterable[Sparse], columns: int) -> Any:
     from scipy.sparse import csr_matrix
 
     rows, numbers, values, start = [], [], [], 0
-    for each in found:
-        kept = each.values != 0
-        rows.append(kept.nonzero()[:, 0] + start)
-        numbers.append(each.numbers[kept])
-        values.append(each.values[kept])
-        start += len(kept)
+    for each in parts:
+        present = each.values != 0
+        rows.append(present.nonzero()[:, 0] + start)
+        numbers.append(each.numbers[present])
+        values.append(each.values[present])
+        start += len(present)
     if not rows:
         return csr_matrix((0, columns))
-    place = torch.cat(rows).numpy(), torch.cat(numbers).numpy()
-    return csr_matrix((torch.cat(values).double().numpy(), place), shape=(start, columns))
+    indices = torch.cat(rows).numpy(), torch.cat(numbers).numpy()
+    return csr_matrix((torch.cat(values).double().numpy(), indices), shape=(start, columns))
 
 
 class Fit(NamedTuple):
@@ -243,7 +243,7 @@ def _fit(x: Any, y: np.ndarray, count: int, weights: np.ndarray | None) -> Fit:
 
 
 def _targets(y: np.ndarray, shift: float, unit: float) -> np.ndarray:
-    """Targets ``(rows, outputs)`` of a ridge regression: standardised numbers, or 1 and -1."""
+    """Return targets ``(rows, outputs)`` of a ridge regression: standardised numbers, or 1 and -1."""
     if y.dtype.kind == "f":
         return ((y - shift) / unit)[:, None]
     return np.where(y > 0 if y.ndim == 2 else np.arange(y.max() + 1) == y[:, None], 1.0, -1.0)

@@ -92,13 +92,13 @@ def model_config(recipe: Recipe, task: Task, fields: dict[str, Any]) -> LagwiseC
         known(name, [*field_types(), START], "key in model")
     own, others = own_fields(recipe), {**task.fields(), **fields}
     merged: dict[str, Any] = {**others, **own}
-    found = others.get("inputs")
-    if isinstance(found, dict):
+    of_data = others.get("inputs")
+    if isinstance(of_data, dict):
         if merged.get("causal", True):  # a row's own scale depends on its later samples
-            found = {name: value for name, value in found.items() if name != "by_row"}
-        inputs = own.get("inputs", found)
-        if isinstance(inputs, dict) and inputs.get("name") == found["name"]:
-            merged["inputs"] = {**found, **inputs}
+            of_data = {name: value for name, value in of_data.items() if name != "by_row"}
+        inputs = own.get("inputs", of_data)
+        if isinstance(inputs, dict) and inputs.get("name") == of_data["name"]:
+            merged["inputs"] = {**of_data, **inputs}
     return LagwiseConfig(**merged)
 
 
@@ -116,21 +116,21 @@ def with_start(recipe: Recipe) -> Recipe:
     folder = started_from(recipe)
     if folder is None:
         return recipe
-    saved, place = read_config(folder).to_dict(), str(folder.resolve())
+    saved, path = read_config(folder).to_dict(), str(folder.resolve())
     others = {name for name in saved if name in _FIELDS_OF_THE_DATA or name.endswith("_token_id")}
-    given = {name: saved[name] for name in field_types() if name in saved and name not in others}
-    if isinstance(given.get("inputs"), dict) and given["inputs"].get("name") == "values":
-        given["inputs"] = {"name": "values"}
+    fields = {name: saved[name] for name in field_types() if name in saved and name not in others}
+    if isinstance(fields.get("inputs"), dict) and fields["inputs"].get("name") == "values":
+        fields["inputs"] = {"name": "values"}
     options = recipe.data
     if (folder / "tokenizer_config.json").is_file():
-        options = replace(options, tokenizer=place)
+        options = replace(options, tokenizer=path)
     task, inputs = recipe.task, saved.get("inputs")
     if "stride" in task and task["stride"] is None and isinstance(inputs, dict) and "stride" in inputs:
         task = {**task, "stride": inputs["stride"]}
     own = dict(recipe.model)
     if isinstance(own.get("block"), dict) and "name" not in own["block"]:
-        own["block"] = merged(given["block"], own["block"])
-    return replace(recipe, task=task, model={**given, **own, START: place}, data=options)
+        own["block"] = merged(fields["block"], own["block"])
+    return replace(recipe, task=task, model={**fields, **own, START: path}, data=options)
 
 
 def _take_backbone(model: PreTrainedModel, folder: Path) -> None:
@@ -139,13 +139,13 @@ def _take_backbone(model: PreTrainedModel, folder: Path) -> None:
     own = {name: tuple(value.shape) for name, value in backbone.state_dict().items()}
     with safe_open(folder / "model.safetensors", "pt") as file:
         names = [name for name in file.keys() if name.startswith(_BACKBONE_PREFIX)]  # noqa: SIM118 (not a mapping)
-        found = {name.removeprefix(_BACKBONE_PREFIX): file.get_tensor(name) for name in names}
-    wrong = sorted(name for name in own if name not in found or tuple(found[name].shape) != own[name])
-    wrong += sorted(found.keys() - own.keys())
+        weights = {name.removeprefix(_BACKBONE_PREFIX): file.get_tensor(name) for name in names}
+    wrong = sorted(name for name in own if name not in weights or tuple(weights[name].shape) != own[name])
+    wrong += sorted(weights.keys() - own.keys())
     if wrong:
         architecture = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures", ["?"])[0]
         raise ValueError(
             f"`init_from` {str(folder)!r} ({architecture}) has no weights that fit {len(wrong)} parts of this "
             f"model, such as {wrong[0]}; leave the model, and of series the stride and the features, as they are there"
         )
-    backbone.load_state_dict(found, strict=False)
+    backbone.load_state_dict(weights, strict=False)

@@ -44,8 +44,8 @@ class SharedRows(Dataset):
         return -(-len(self.rows) // self.batch) * self.batch * self.count
 
     def __getitem__(self, index: int) -> Any:
-        batch, place = divmod(index, self.batch)
-        return self.rows[min(batch // self.count * self.batch + place, len(self.rows) - 1)]
+        batch, position = divmod(index, self.batch)
+        return self.rows[min(batch // self.count * self.batch + position, len(self.rows) - 1)]
 
 
 class Sharing:

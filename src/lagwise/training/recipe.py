@@ -46,7 +46,7 @@ _PACKAGES = Registry("package of recipes", None, "lagwise.recipes", {"lagwise": 
 
 @options
 class TrainingOptions:
-    """Options of training."""
+    """The options of training."""
 
     steps: Annotated[Count, Field(le=MAX_STEPS)] = 1000
     """Optimiser steps."""
@@ -216,7 +216,7 @@ def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Re
 
 
 def _check_overrides(overrides: Sequence[str]) -> None:
-    """ValueError for overrides that contradict one another."""
+    """Raise ValueError for overrides that contradict one another."""
     keys = [override.partition("=")[0] for override in overrides]
     for one, other, why in (
         ("model.init_from", "model", "a run that is started from brings its own kind of model"),
@@ -256,21 +256,21 @@ def _set(values: dict[str, Any], key: str, text: str) -> None:
     excluded = ("epochs", "minutes", "least_steps" if key == "training.epochs" else "") if key in _LENGTHS else ()
     *path, last = key.split(".")
     _refuse_part_of_a_chain(values, key)
-    override, place = f"{key}={text}", values
+    override, section = f"{key}={text}", values
     for part in path:
-        if place.get(part) is None:  # a section without content
-            place[part] = {}
-        place = place[part]
-        if not isinstance(place, dict):
+        if section.get(part) is None:  # a section without content
+            section[part] = {}
+        section = section[part]
+        if not isinstance(section, dict):
             raise ValueError(f"in override {shown(override)}, {part!r} is a value, not a section")
     value = parsed(text, f"in override {shown(override)}, the value")
     if value is None and text.strip().lower() not in ("null", "~"):
         raise ValueError(f"override {shown(override)} has no value; write {key}=null for none")
     for other in excluded:
-        place.pop(other, None)
-    place[last] = value
+        section.pop(other, None)
+    section[last] = value
     if last == "name" and path[0] == "model":
-        _drop_options(place, path[-1], value)
+        _drop_options(section, path[-1], value)
 
 
 def setting(name: str) -> str | None:
@@ -290,7 +290,7 @@ def setting(name: str) -> str | None:
 
 
 def _refuse_part_of_a_chain(values: Mapping[str, Any], key: str) -> None:
-    """ValueError for a key below ``model.block`` if the model is a chain of several blocks."""
+    """Raise ValueError for a key below ``model.block`` if the model is a chain of several blocks."""
     block = (values.get("model") or {}).get("block")
     inner = key.removeprefix("model.block.")
     if isinstance(block, dict) and block.get("name") == "chain" and inner not in (key, "name", "blocks"):
@@ -300,10 +300,10 @@ def _refuse_part_of_a_chain(values: Mapping[str, Any], key: str) -> None:
         )
 
 
-def _mapping(value: Any, what: str) -> dict[str, Any]:
+def _mapping(value: Any, subject: str) -> dict[str, Any]:
     """Return a mapping that a recipe may leave out. ValueError for anything else."""
     if value is not None and not isinstance(value, dict):
-        raise ValueError(f"{what} in a recipe must be a mapping, got {shown(value)}")
+        raise ValueError(f"{subject} in a recipe must be a mapping, got {shown(value)}")
     return value or {}
 
 
@@ -319,14 +319,14 @@ def _use_preset(values: dict[str, Any], word: str) -> None:
     preset = copy.deepcopy((PRESETS | GRID_PRESETS if of_images else PRESETS)[word])
     own = (values.get("words") or {}).get(word) or {}
     plain = {name: value for name, value in old.items() if name != "norm"}
-    kept = _task_settings(values, preset["block"] if of_images else {})
-    values["model"] = merged(plain, preset, kept, _depth(old), own)
+    settings = _task_settings(values, preset["block"] if of_images else {})
+    values["model"] = merged(plain, preset, settings, _depth(old), own)
 
 
-def merged(given: Mapping[str, Any], *others: Mapping[str, Any]) -> dict[str, Any]:
+def merged(first: Mapping[str, Any], *others: Mapping[str, Any]) -> dict[str, Any]:
     """Merge mappings of a model's fields, or a part's options, from left to right. A part with a ``name`` replaces the
     part before it; without one, its options are set in that part."""
-    result = dict(given)
+    result = dict(first)
     for name, value in ((name, value) for other in others for name, value in other.items()):
         before = result.get(name)
         inner = isinstance(value, dict) and "name" not in value and isinstance(before, dict)
@@ -362,14 +362,14 @@ def _task_settings(values: Mapping[str, Any], widths: Mapping[str, Any] | None =
     widths: A block whose mixers keep the expansion of the recipe's mixers of the same name."""
     model = values.get("model") or {}
     names = ("embedding_dropout", "classifier_dropout", "classifier_hidden_size", "pooling")
-    kept: dict[str, Any] = {name: value for name, value in model.items() if name in names}
+    settings: dict[str, Any] = {name: value for name, value in model.items() if name in names}
     block: Any = model["block"] if isinstance(model.get("block"), dict) else {}
     same = {name: block[name] for name in ("dropout",) if name in block}  # every block has a dropout
     for part, mixer in (widths or {}).items():
         before = block.get(part)
         if isinstance(mixer, dict) and isinstance(before, dict) and mixer["name"] == before.get("name"):
             same[part] = {name: before[name] for name in ("expansion",) if name in before}
-    return kept | ({"block": same} if same else {})
+    return settings | ({"block": same} if same else {})
 
 
 def _check(recipe: Recipe) -> None:
@@ -422,7 +422,7 @@ _Loader.yaml_implicit_resolvers = {
 _Loader.add_implicit_resolver(_INTEGER, re.compile(r"[-+]?(0|[1-9][0-9_]*)$"), list("-+0123456789"))
 
 
-def parsed(text: bytes | str, what: str) -> Any:
+def parsed(text: bytes | str, subject: str) -> Any:
     """Parse YAML as plain values. ValueError unless it is valid and of moderate size after expanding aliases."""
     try:
         loader = _Loader(text)
@@ -431,7 +431,7 @@ def parsed(text: bytes | str, what: str) -> Any:
             raise ValueError(f"it has over {_MAX_NODES} values, aliases written out, or is over {_MAX_DEPTH} deep")
         return None if root is None else loader.construct_document(root)
     except (yaml.YAMLError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"{what} is not valid YAML: {one_line(error)}") from error
+        raise ValueError(f"{subject} is not valid YAML: {one_line(error)}") from error
 
 
 def _is_moderate(root: yaml.Node | None) -> bool:
@@ -452,7 +452,7 @@ def _is_moderate(root: yaml.Node | None) -> bool:
 
 
 def _require_distinct(node: yaml.MappingNode) -> None:
-    """ValueError for a key that occurs twice: YAML's readers would drop one of the values."""
+    """Raise ValueError for a key that occurs twice: YAML's readers would drop one of the values."""
     keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
     seen: set[str] = set()
     for key in keys:

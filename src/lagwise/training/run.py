@@ -28,11 +28,11 @@ from lagwise.tasks import Task, TaskData
 from lagwise.tasks.labelled import constant_note
 from lagwise.training.first_answer import (
     FILE,
+    choose_model,
     fit_first_answer,
     is_perfect,
     joined_answer,
     kept_first_answer,
-    kept_model,
     read_first_answer,
     save_first_answer,
     take_first,
@@ -40,7 +40,7 @@ from lagwise.training.first_answer import (
 from lagwise.training.folder import (
     as_json,
     begin_run,
-    check_asked,
+    check_begun,
     check_resumable,
     data_unchanged,
     final_model,
@@ -77,7 +77,7 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
         FileExistsError: If ``out`` already holds a run.
         ValueError: If the recipe, the data and this machine do not fit together.
     """
-    out, asked = Path(out), as_json(recipe)
+    out, requested = Path(out), as_json(recipe)
     check_unused(out)
     recipe, data = planned(with_start(rooted(recipe)), progress)
     state = processes()
@@ -90,7 +90,7 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
             check_unused(out)  # another process may have trained there in the meantime
             if trainer is not None:
                 about["parameters"] = _size(trainer.model_wrapped)
-            begin_run(recipe, out, {**about, "asked": asked, **describe()})
+            begin_run(recipe, out, {**about, "asked": requested, **describe()})
             try:
                 _fit_first(recipe, data, out, progress)
             except ValueError:  # the recipe and the data do not fit, so there is nothing to resume
@@ -143,7 +143,7 @@ def train_or_resume(recipe: Recipe, out: Path | str, *, progress: bool = True) -
     if (out / RUN_FILE).is_file() and (begun := read_json(out / RUN_FILE).get("asked")):  # not in runs of 0.2
         usual = as_json(Recipe())  # of options that the version that began the run did not have; others are gone
         own = {name: {**usual[name], **begun[name]} for name in ("data", "training")}
-        check_asked(out, begun | {name: {key: own[name][key] for key in usual[name]} for name in own}, as_json(recipe))
+        check_begun(out, begun | {name: {key: own[name][key] for key in usual[name]} for name in own}, as_json(recipe))
     return resume(out, progress=progress)
 
 
@@ -204,11 +204,11 @@ def finish(trainer: LagwiseTrainer, recipe: Recipe, data: TaskData, out: Path, p
                     model = data.task.head.from_pretrained(partial).to(model.device)
                 else:
                     load_model_weights(model, partial)
-                kept = kept_model(model, trainer, data, out, compare=compare, progress=progress)
-                if kept is None:
+                chosen = choose_model(model, trainer, data, out, compare=compare, progress=progress)
+                if chosen is None:
                     take_first(out, partial)
-                elif kept is not model:
-                    kept.save_pretrained(partial)
+                elif chosen is not model:
+                    chosen.save_pretrained(partial)
                 elif data.calibrates:
                     model.config.save_pretrained(partial)
             data.save_preprocessing(partial, model.length_limit)
@@ -232,10 +232,10 @@ def finish_with_first(recipe: Recipe, data: TaskData, out: Path, progress: bool)
 
 def _say_if_nothing_is_learned(recipe: Recipe, data: TaskData, out: Path, progress: bool) -> None:
     """Print one line if one answer for all held-out rows is as good as the model that a run ends with."""
-    found = outcome(out, recipe, data.task, read_metrics(out)) if progress else None
-    if found is None:
+    ending = outcome(out, recipe, data.task, read_metrics(out)) if progress else None
+    if ending is None:
         return
-    if note := constant_note(found[1], data.constant_scores(), data.headline.name, "held-out rows"):
+    if note := constant_note(ending[1], data.constant_scores(), data.headline.name, "held-out rows"):
         print(note, file=sys.stderr)
 
 
@@ -247,16 +247,16 @@ def outcome(
         return "the first answer", answer["scores"]
     if answer := joined_answer(run):
         return "the first answer and the trained layers", answer["trained"]
-    kept = final_model(recipe, task, metrics)
-    if kept is None:
+    final = final_model(recipe, task, metrics)
+    if final is None:
         return None
     last = max(int(line["step"]) for line in metrics)
     which = "the last" if recipe.training.select == "last" else f"the best of {last:,}"
     scores: dict[str, float] = {}
     for line in metrics:
-        if line["step"] == kept[0]:
+        if line["step"] == final[0]:
             scores |= {name.removeprefix("eval_"): value for name, value in line.items() if name.startswith("eval_")}
-    return f"the model of step {kept[0]:,}, {which}", scores
+    return f"the model of step {final[0]:,}, {which}", scores
 
 
 def _size(model: Any) -> int:

@@ -53,9 +53,9 @@ def check_recipe(recipe: Recipe) -> Task:
     options, first = recipe.training, recipe.training.first_answer
     shared = options.sequence_parallel
     no_gpu = not torch.cuda.is_available()
-    asked = os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "false").lower() == "true"
+    configured = os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "false").lower() == "true"
     sizes = {each: os.environ.get(f"PARALLELISM_CONFIG_{each.upper()}_SIZE", "1") for each in ("tp", "cp", "sp")}
-    splits = [each for each, size in sizes.items() if asked and size != "1"]
+    splits = [each for each, size in sizes.items() if configured and size != "1"]
     micro_batch_size(recipe)
     check_compiled(options)
     reporters(options.report_to)
@@ -148,8 +148,8 @@ def completed(recipe: Recipe, data: TaskData) -> tuple[Recipe, TaskData]:
     if options.minutes is None:  # or the steps are not known yet
         options = replace(options, warmup_steps=min(options.warmup_steps, options.steps // 10))
     task = {**recipe.task, **data.resolved()}
-    found = replace(recipe, task=task, data=data.task.data, training=options)
-    return found, data if task == recipe.task else open_data(make_task(found), progress=False)
+    filled = replace(recipe, task=task, data=data.task.data, training=options)
+    return filled, data if task == recipe.task else open_data(make_task(filled), progress=False)
 
 
 def planned(recipe: Recipe, progress: bool) -> tuple[Recipe, TaskData]:
@@ -169,9 +169,9 @@ def planned(recipe: Recipe, progress: bool) -> tuple[Recipe, TaskData]:
         options = planned_for_minutes(recipe, data, progress)
         recipe = replace(recipe, training=options)
     if is_open and isinstance(data.task, LanguageModelling):
-        given: Any = data
+        text_data: Any = data
         read = options.steps * options.batch_size * data.sizes(options.batch_size).tokens
-        if read >= _MIN_TOKENS_READ and len(given.text.splits["train"]) >= _MIN_TEXT_BYTES:
+        if read >= _MIN_TOKENS_READ and len(text_data.text.splits["train"]) >= _MIN_TEXT_BYTES:
             if progress:
                 print("a training of this length reads a BPE of 4,096 tokens", file=sys.stderr)
             return planned(replace(recipe, data=replace(recipe.data, **_BYTE_PAIRS)), progress)
@@ -201,7 +201,7 @@ def planned_for_minutes(recipe: Recipe, data: TaskData, progress: bool) -> Train
 
 
 def measured(recipe: Recipe, data: TaskData, clock: Callable[[], float] = time.perf_counter) -> tuple[float, float]:
-    """Seconds of a step and of an evaluation by a clock; those of the first process in all."""
+    """Measure the seconds of a step and of an evaluation by a clock; those of the first process in all."""
     count = _SLOW_STEPS + _TIMED_STEPS
     options = replace(recipe.training, steps=count, evaluate_every=count + 1, save_every=count + 1, report_to="none")
     recipe = replace(recipe, training=options)
@@ -334,10 +334,10 @@ def make_trainer(recipe: Recipe, data: TaskData, out: Path, progress: bool) -> L
 def reporters(names: str, out: Path | None = None) -> list[str]:
     """Split the option ``report_to`` into names for the Trainer, and tell TensorBoard's callback where to write.
     ValueError for a name that is unknown or not installed."""
-    found = [name.strip() for name in names.split(",") if name.strip() not in ("", "none")]
+    requested = [name.strip() for name in names.split(",") if name.strip() not in ("", "none")]
     available = get_available_reporting_integrations()
-    for name in found:  # every recipe names tensorboard, whether it is there or not
+    for name in requested:  # every recipe names tensorboard, whether it is there or not
         known(name, ["none", "tensorboard", *available], "`report_to` (or its package is not installed)")
-    if out is not None and "tensorboard" in found:
+    if out is not None and "tensorboard" in requested:
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(out / "tensorboard")
-    return [name for name in found if name in available]
+    return [name for name in requested if name in available]

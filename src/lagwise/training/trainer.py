@@ -216,16 +216,16 @@ class LagwiseTrainer(Trainer):
         if loss is not None:
             count = self.data.counted(inputs).to(loss.device) * (real > 0)
             self._losses.append(torch.stack([torch.where(count > 0, loss.float() * count * share, 0), count]))
-        kept = None if logits is None or labels is None else self.data.reduce(logits, labels)
-        if kept is None:
+        reduced = None if logits is None or labels is None else self.data.reduce(logits, labels)
+        if reduced is None:
             return loss, None, None
         if self.sharing is not None:  # sums over tokens, to which the rows that fill a batch add nothing
-            kept = tuple(each * (real > 0) for each in kept)
-            if (more := rows - len(kept[0])) > 0:
-                kept = tuple(torch.cat([each, each.new_zeros(more, *each.shape[1:])]) for each in kept)
-            return loss, *kept
+            reduced = tuple(each * (real > 0) for each in reduced)
+            if (more := rows - len(reduced[0])) > 0:
+                reduced = tuple(torch.cat([each, each.new_zeros(more, *each.shape[1:])]) for each in reduced)
+            return loss, *reduced
         filled = torch.arange(rows).clamp(max=max(1, real) - 1)  # the Trainer gathers as many rows from every process
-        return loss, *(each[filled.to(each.device)] for each in kept)
+        return loss, *(each[filled.to(each.device)] for each in reduced)
 
     def _real_rows(self, rows: int) -> int:
         """Count the rows of a validation batch that no other process has: the last batches are filled up to equal sizes
@@ -358,16 +358,16 @@ class _StopAfterStep(TrainerCallback):
     """Callback that saves a checkpoint and ends the training after the step in which any process got a signal."""
 
     def __init__(self, processes: int):
-        self.asked = 0  # the number of the signal
+        self.number = 0  # the number of the signal
         # On the CPU, so that no process waits for its GPU.
         self.group = dist.new_group(backend="gloo") if processes > 1 else None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.group is not None:
-            asked = torch.tensor(self.asked, device="cpu")
-            dist.all_reduce(asked, dist.ReduceOp.MAX, self.group)
-            self.asked = int(asked)
-        if self.asked:
+            number = torch.tensor(self.number, device="cpu")
+            dist.all_reduce(number, dist.ReduceOp.MAX, self.group)
+            self.number = int(number)
+        if self.number:
             control.should_save = control.should_log = control.should_training_stop = True
 
 
@@ -387,8 +387,8 @@ def saved_when_stopped(trainer: Trainer) -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in _SIGNALS if signal.getsignal(number) in _DEFAULTS}
 
     def handle(number: int, frame: FrameType | None) -> None:
-        again = bool(stop.asked)
-        stop.asked = number
+        again = bool(stop.number)
+        stop.number = number
         if stop.group is None:
             for each in before:
                 signal.signal(each, signal.default_int_handler)
@@ -401,8 +401,8 @@ def saved_when_stopped(trainer: Trainer) -> Iterator[None]:
         for number in before:
             signal.signal(number, handle)
         yield
-        if stop.asked and trainer.state.global_step < trainer.state.max_steps:
-            raise Stopped(stop.asked)
+        if stop.number and trainer.state.global_step < trainer.state.max_steps:
+            raise Stopped(stop.number)
     finally:
         trainer.remove_callback(stop)
         for number, handler in before.items():

@@ -115,9 +115,9 @@ class Convolutions(nn.Module):
             own = slice(start, start := start + count)
             picked = random.integers(0, len(series), KERNELS)
             for number in np.unique(picked):
-                seen_by = _by_kernel(self._lagged(self._scaled(series[number][None]), index))
+                by_kernel = _by_kernel(self._lagged(self._scaled(series[number][None]), index))
                 for kernel in np.flatnonzero(picked == number).tolist():
-                    values = _convolution(seen_by[kernel], kernel)[0, : 1 << 24]
+                    values = _convolution(by_kernel[kernel], kernel)[0, : 1 << 24]
                     self.biases[kernel, own] = torch.quantile(values, shares[kernel, own])
         if self.levels:
             summed, signs = self._drawn_channels(random)[0], np.zeros((self.channels + 1, KERNELS), dtype=np.float32)
@@ -235,8 +235,8 @@ class Convolutions(nn.Module):
             else:
                 hidden = padding, position < first
                 convolved = (
-                    _hide(_convolution(seen, number), hidden[(number + index) % 2])
-                    for number, seen in enumerate(_by_kernel(self._lagged(z, index, past)))
+                    _hide(_convolution(inputs, number), hidden[(number + index) % 2])
+                    for number, inputs in enumerate(_by_kernel(self._lagged(z, index, past)))
                 )
                 parts.append(_counted(convolved, biases))
             start += count
@@ -265,11 +265,11 @@ def _by_kernel(lagged: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
     return rows * (KERNELS // len(rows))
 
 
-def _convolution(seen: Sequence[Tensor], kernel: int) -> Tensor:
+def _convolution(inputs: Sequence[Tensor], kernel: int) -> Tensor:
     """Convolve with one kernel, given the inputs of its taps and their sum: ``(batch, length)``. The taps are -1, but 2
-    at three places a, b and c: ``3 (z_a + z_b + z_c) - sum z``."""
+    at three positions a, b and c: ``3 (z_a + z_b + z_c) - sum z``."""
     a, b, c = _TRIPLES[kernel]
-    return (seen[a] + seen[b]).add_(seen[c]).mul_(3).sub_(seen[-1])
+    return (inputs[a] + inputs[b]).add_(inputs[c]).mul_(3).sub_(inputs[-1])
 
 
 def _hide(y: Tensor, hidden: Tensor | None) -> Tensor:

@@ -164,7 +164,7 @@ def rotary(x: Tensor, positions: Tensor) -> Tensor:
 def rotary_factors(
     positions: Tensor, size: int, *, dtype: torch.dtype, limit: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of `rotary`'s angles, for `rotate`.
+    """Compute cosines and sines of `rotary`'s angles, for `rotate`.
 
     Shapes: positions as in `rotary`; result ``(*positions.shape, size / 2)`` twice, in float32 or the wider dtype.
     ``limit``: positions are in [0, limit), so that only these angles are computed. ValueError for an odd size.
@@ -255,9 +255,9 @@ def _in_chunks(
         if real is None and (sliding or not causal):
             real = torch.ones(batch, length, dtype=torch.bool, device=query.device)
         query, key, value = (_filled(x, chunk, count) for x in (query, key, value))
-    seen = None if real is None else real[:, None, :, None]
-    if graph and seen is not None:
-        seen = _filled(seen, chunk, count)
+    mask = None if real is None else real[:, None, :, None]
+    if graph and mask is not None:
+        mask = _filled(mask, chunk, count)
 
     def window(start: int, stop: int) -> Tensor:
         keys = slice(max(0, start - late), stop)
@@ -277,7 +277,7 @@ def _in_chunks(
 
     parts = [window(0, min(chunk, length))] if sliding and not graph else []
     if graph or count > 0:
-        real_keys = None if seen is None else keys_of_chunks(seen).transpose(2, 3)
+        real_keys = None if mask is None else keys_of_chunks(mask).transpose(2, 3)
         rows = fold(query if graph else query[:, :, late:end])
         y = attend_window(rows, keys_of_chunks(key), keys_of_chunks(value), causal, function, biases, real_keys)
         y = y[:, None] if one else y.unflatten(0, (batch, count)).transpose(1, 2)
@@ -292,7 +292,7 @@ def _in_chunks(
 
 
 def _filled(x: Tensor, chunk: int, whole: int) -> Tensor:
-    """Tokens up to a whole number of chunks, zeros at the end: no padding, which graphs keep apart from some."""
+    """Return tokens up to a whole number of chunks, zeros at the end: no padding, which graphs keep apart from some."""
     if symbolic(x.shape[2]):
         return F.pad(x, (0, 0, 0, whole * chunk - x.shape[2]))
     return torch.cat([x, x.new_zeros(*x.shape[:2], 2 * chunk, x.shape[3])], 2)[:, :, : whole * chunk]
@@ -358,7 +358,7 @@ def _rolled(shift: Tensor, length: int) -> Tensor:
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:
-    """Tokens of ``x`` ``(batch, heads, length, d)`` by an index ``(batch, length)`` for each row."""
+    """Return tokens of ``x`` ``(batch, heads, length, d)`` by an index ``(batch, length)`` for each row."""
     batch, _, length, _ = x.shape
     flat = index + length * torch.arange(batch, device=x.device)[:, None]
     tokens = x.transpose(1, 2).flatten(0, 1).index_select(0, flat.flatten())

@@ -18,7 +18,7 @@ _FEATURES = 4  # parts of a position: 32 bits in bfloat16
 
 
 def alibi_slopes(heads: int) -> Tensor:
-    """Slopes m of ALiBi's penalty ``-m |i - j|``, one per head (Press et al. 2022; compare TNN eq. 6).
+    """Compute slopes m of ALiBi's penalty ``-m |i - j|``, one per head (Press et al. 2022; compare TNN eq. 6).
 
     Formula: ``2**(-8 k / heads)`` for k = 1..heads when heads is a power of two. Otherwise the slopes of the next lower
     power of two, followed by every second slope of the next higher one. In float64, for scores of any precision.

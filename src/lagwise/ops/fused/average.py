@@ -45,7 +45,7 @@ class _Average(TritonEngine):
 
 
 def _states(x: Tensor, log_decay: Tensor) -> Tensor:
-    """States of every chunk, ``(batch, chunks, dimension, channels)``."""
+    """Return states of every chunk, ``(batch, chunks, dimension, channels)``."""
     return x.new_empty((x.shape[0], -(-x.shape[1] // _CHUNK), *log_decay.t().shape), dtype=torch.float32)
 
 
@@ -61,7 +61,7 @@ def _grid(x: Tensor) -> tuple[int, int, int]:
 
 @kernel(lambda x, log_decay: (_states(x, log_decay), _states(x, log_decay)))
 def average_ends(x: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor]:
-    """Averages at the end of each chunk from zero, and their derivatives by the decay."""
+    """Compute averages at the end of each chunk from zero, and their derivatives by the decay."""
     x, ends, slopes = contiguous_rows(x), _states(x, log_decay), _states(x, log_decay)
     launch(
         "average.average_ends", _grid(x), x, log_decay.contiguous(), ends, slopes, *x.shape[1:], ends.shape[1],

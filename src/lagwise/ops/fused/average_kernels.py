@@ -87,8 +87,8 @@ def average_gradients(
     length, channels, chunks, dimension, grad_row, grad_token, x_row, x_token,
     CHUNK: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one chunk: before the activation, of the parameters by these tokens, and of the tokens before the
-    chunk."""
+    """Compute gradients of one chunk: before the activation, of the parameters by these tokens, and of the tokens
+    before the chunk."""
     k, b = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     n = tl.arange(0, STATES)

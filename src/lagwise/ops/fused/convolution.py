@@ -85,7 +85,7 @@ def tap_gradient_parts(x: Tensor, taps: Tensor) -> Tensor:
 
 
 def summed_parts(parts: Tensor) -> Tensor:
-    """Gradients of taps ``(..., channels, n_taps)`` from those of tiles."""
+    """Compute gradients of taps ``(..., channels, n_taps)`` from those of tiles."""
     return parts.sum(-3).transpose(-1, -2)
 
 

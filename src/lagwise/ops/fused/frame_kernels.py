@@ -77,7 +77,7 @@ def store_frames(
 
 @triton.jit
 def load(spectrum, position, inside):
-    """The real and imaginary parts of complex numbers at these places."""
+    """The real and imaginary parts of the complex numbers at these indices."""
     return tl.split(tl.load(spectrum + 2 * position[:, None] + tl.arange(0, 2)[None, :], inside[:, None], 0.0))
 
 
@@ -120,8 +120,8 @@ def root(k, points):
 
 @launched
 def multiply(x, kernel, product, batch, channels, count, points, ADJOINT: tl.constexpr, BLOCK: tl.constexpr):
-    """Packed spectra x ``(batch, channels, count, points)`` times the spectrum of one channel's taps, or its conjugate,
-    divided by the number of points."""
+    """Return packed spectra x ``(batch, channels, count, points)`` times the spectrum of one channel's taps, or its
+    conjugate, divided by the number of points."""
     k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = k <= points // 2
     mirror = tl.where(k == 0, 0, points - k)

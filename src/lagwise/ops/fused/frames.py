@@ -79,7 +79,7 @@ def load_frames(x: Tensor, frames: list[int], activate: bool) -> Tensor:
 
 @kernel(lambda grad, y, gate, dgate, frames: _empty_frames(grad, frames), writes=["dgate"])
 def load_gated_gradient(grad: Tensor, y: Tensor, gate: Tensor, dgate: Tensor, frames: list[int]) -> Tensor:
-    """Frames of ``grad * silu(gate)``, the gradient of y in ``silu(gate) * y``; stores that of the gate."""
+    """Return frames of ``grad * silu(gate)``, the gradient of y in ``silu(gate) * y``; stores that of the gate."""
     return _load(grad, frames, False, (y, contiguous_rows(gate), dgate))
 
 
@@ -116,7 +116,7 @@ def transform(frames: Tensor) -> Tensor:
 
 
 def inverse(spectrum: Tensor) -> Tensor:
-    """Frames of a packed spectrum that `multiply` or `spectrum_gradients` has made."""
+    """Return frames of a packed spectrum that `multiply` or `spectrum_gradients` has made."""
     return torch.view_as_real(torch.fft.ifft(spectrum, norm="forward")).flatten(-2)
 
 

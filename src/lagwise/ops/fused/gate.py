@@ -50,7 +50,7 @@ def silu_product_kernel(gate: Tensor, value: Tensor) -> Tensor:
 
 @kernel(lambda grad, gate, value: gate.new_empty((*gate.shape[:-1], 2 * gate.shape[-1])))
 def silu_product_gradients(grad: Tensor, gate: Tensor, value: Tensor) -> Tensor:
-    """Gradients of gate and value, side by side."""
+    """Compute gradients of gate and value, side by side."""
     both = gate.new_empty((*gate.shape[:-1], 2 * gate.shape[-1]))
     return _launch("silu_product_gradients", both, grad, gate, value)
 
@@ -95,7 +95,7 @@ def _update_gradients(grad: Tensor, x: Tensor, update: Tensor, candidate: Tensor
 def gated_update_gradients(
     grad: Tensor, x: Tensor, update: Tensor, candidate: Tensor, branch: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, of update, and of the sum of candidate and branch."""
+    """Compute gradients of x, of update, and of the sum of candidate and branch."""
     dx, dupdate, inner = results = _update_gradients(grad, x, update, candidate, branch)
     _launch_update("gated_update_gradients", [grad, x], [update, candidate, branch], results)
     return dx, dupdate, inner

@@ -148,8 +148,8 @@ def copy(source, target, count, BLOCK: tl.constexpr):
 
 @launched
 def cast(a, b, c, d, to_a, to_b, to_c, to_d, a_count, b_count, c_count, d_count, BLOCK: tl.constexpr):
-    """Copies of tensors in another dtype, each by the programs of one number on the second axis. PyTorch's copies of
-    several tensors have a program for 65,536 numbers, so that weights keep a tenth of a card busy."""
+    """Copy tensors into another dtype, each by the programs of one number on the second axis. PyTorch's
+    copies of several tensors have a program for 65,536 numbers, so that weights keep a tenth of a card busy."""
     if tl.program_id(1) == 0:
         copy(a, to_a, a_count, BLOCK)
     elif tl.program_id(1) == 1:

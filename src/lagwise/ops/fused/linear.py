@@ -97,7 +97,7 @@ def cast_weights(weights: list[Tensor], biases: list[Tensor], dtype: torch.dtype
 
 @kernel(lambda grad: grad.new_empty(grad.shape[1], dtype=torch.float32))
 def column_sums(grad: Tensor) -> Tensor:
-    """Sums over rows in float32, by PyTorch: a compiler would take two launches."""
+    """Compute sums over rows in float32, by PyTorch: a compiler would take two launches."""
     return grad.sum(0, dtype=torch.float32)
 
 

@@ -67,7 +67,7 @@ def _layer_by_layer(x: Tensor, flat: Tensor, count: int, hidden: int, epsilon: f
 
 
 def _parts(flat: Tensor, inputs: int, hidden: int, count: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """Weights and biases of all layers."""
+    """Return weights and biases of all layers."""
     sizes = [hidden * inputs, *[hidden * hidden] * (count - 1), *[hidden] * count]
     parts = flat.split_with_sizes(sizes)
     return [part.view(hidden, -1) for part in parts[:count]], parts[count:]
@@ -160,7 +160,7 @@ def _programs(x: Tensor) -> int:
 def network_gradients(
     grad: Tensor, x: Tensor, flat: Tensor, sums: Tensor, epsilon: float, needs_dx: bool
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of x, if it needs one, and of the parameters, in parts."""
+    """Compute gradients of x, if it needs one, and of the parameters, in parts."""
     dx, parts = _gradients_like(grad, x, flat, sums, epsilon, needs_dx)
     count, _, hidden = sums.shape
     arguments = (grad.contiguous(), x.contiguous(), flat, sums, dx, parts, *x.shape, hidden, epsilon)

@@ -62,7 +62,7 @@ def layer_gradients(
     COUNT: tl.constexpr, INPUTS: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr, DX: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of some rows, and of the parameters by these rows."""
+    """Compute gradients of some rows, and of the parameters by these rows."""
     k, c = tl.arange(0, INPUTS), tl.arange(0, HIDDEN)
     own, first = c < hidden, (c < hidden)[:, None] & (k < inputs)[None, :]
     square, bias = own[:, None] & own[None, :], hidden * (inputs + (COUNT - 1) * hidden)

@@ -141,7 +141,7 @@ def norm_gradients(
     dtype: torch.dtype,
     branch: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, of the branch (empty for the same dtype), and of weight and bias, in parts."""
+    """Compute gradients of x, of the branch (empty for the same dtype), and of weight and bias, in parts."""
     grad, x, grad_total = grad.contiguous(), x.contiguous(), None if grad_total is None else grad_total.contiguous()
     dx, dbranch, parts = results = _gradients_like(grad, grad_total, x, weight, biased, epsilon, centred, dtype, branch)
     if not fused(x):

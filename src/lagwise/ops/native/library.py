@@ -70,7 +70,7 @@ def loops() -> Loops:
 
 @torch.compiler.assume_constant_result
 def lanes() -> int:
-    """Channels of a group, if the loops are `available`."""
+    """Return the number of channels of a group, if the loops are `available`."""
     return loops().lanes
 
 
@@ -94,7 +94,7 @@ def scratch(*shape: int) -> Tensor:
 
 
 def filled_biases(biases: Tensor | None, channels: int) -> Tensor:
-    """Biases ``(2, channels)`` in float32 with zeros up to whole groups; only zeros for None."""
+    """Return biases ``(2, channels)`` in float32 with zeros up to whole groups; only zeros for None."""
     filled = channels + -channels % loops().lanes
     if biases is None:
         return torch.zeros(2, filled, dtype=torch.float32, device="cpu")

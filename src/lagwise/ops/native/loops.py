@@ -22,7 +22,7 @@ _ROW = 1024  # numbers of a row of gates, where any size will do
 
 
 def lag_products(y: Tensor, x: Tensor, first: int, last: int, dilation: int) -> Tensor:
-    """Sums ``sum_i y_i x_{i - l dilation}`` of every channel, also over the batch, for l = first..last.
+    """Compute sums ``sum_i y_i x_{i - l dilation}`` of every channel, also over the batch, for l = first..last.
 
     Shapes: x and y ``(batch, length, channels)``, float32, on the CPU; result ``(channels, last - first + 1)``.
     """
@@ -77,7 +77,7 @@ def _grid_gradients_like(grad: Tensor, gate: Tensor, value: Tensor, rows: Tensor
 def gated_grid_gradients(
     grad: Tensor, gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, biases: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of `gated_grid` with respect to its arguments, from its result's."""
+    """Compute gradients of `gated_grid` with respect to its arguments, from its result's."""
     grad, gate, value = (t.contiguous() for t in (grad.to(gate.dtype), gate, value))
     sizes, threads, (_, lanes, _, span, _) = _grid_sizes(gate, rows, columns), torch.get_num_threads(), loops()
     groups = -(-gate.shape[2] // lanes)
@@ -102,7 +102,7 @@ def _grid_scratch(sizes: tuple[int, int, int, int]) -> Tensor:
 
 
 def _grouped(taps: Tensor) -> Tensor:
-    """Taps as (groups of channels, lags, lanes), with zeros for the channels and lags that the loops add."""
+    """Return taps as (groups of channels, lags, lanes), with zeros for the channels and lags that the loops add."""
     lanes = loops().lanes
     taps = F.pad(taps, (0, loops().extra_lags, 0, -taps.shape[0] % lanes))
     return taps.unflatten(0, (-1, lanes)).transpose(1, 2).contiguous()
@@ -127,8 +127,8 @@ def _product_gradients_like(grad: Tensor, gate: Tensor, value: Tensor, biases: T
 def silu_product_gradients(
     grad: Tensor, gate: Tensor, value: Tensor, biases: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of `silu_product` with respect to gate and value, from its result's, which is like them; and with
-    respect to the biases, if any."""
+    """Compute gradients of `silu_product` with respect to gate and value, from its result's, which is like them; and
+    with respect to the biases, if any."""
     grad, gate, value = (t.contiguous() for t in (grad, gate, value))
     grads, (size, added) = (torch.empty_like(gate), torch.empty_like(value)), _row_of_biases(gate, biases)
     parts, threads = min(_GATE_PARTS * torch.get_num_threads(), gate.numel() // size), torch.get_num_threads()
@@ -252,8 +252,8 @@ def convolve_gradients(
     of_value: bool,
     of_taps: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of `convolve` with respect to value, taps, gate and biases, from its result's; empty tensors where they
-    are not wanted, and without a gate. Those of a gate and its value are computed together."""
+    """Compute gradients of `convolve` with respect to value, taps, gate and biases, from its result's; empty tensors
+    where they are not wanted, and without a gate. Those of a gate and its value are computed together."""
     grads = _gradients_like(grad, value, taps, plan, gate, biases, of_value, of_taps)
     value_grad, taps_grad, gate_grad, bias_grads = (t if t.numel() else None for t in grads)
     value, gate, grad = _rows(value), None if gate is None else _rows(gate), _rows(grad.to(value.dtype))
@@ -265,7 +265,7 @@ def convolve_gradients(
 def _call(
     name: str, plan: list[int], taps: Tensor, signals: tuple[Tensor | None, ...], *tensors: Tensor | None
 ) -> None:
-    """signals: value, gate and result, and the gradients of the result, of value and of gate."""
+    """Call a loop; signals: value, gate and result, and the gradients of the result, of value and of gate."""
     x, threads, (origin, n, *frames) = signals[0], torch.get_num_threads(), plan
     assert x is not None
     sizes = _Sizes(*x.shape, taps.shape[1], origin, n, *frames, x.dtype == torch.bfloat16, threads)

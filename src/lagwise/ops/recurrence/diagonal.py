@@ -174,7 +174,7 @@ class Blocks(NamedTuple):
 
     @classmethod
     def of(cls, powers: Tensor, weights: Tensor, direct: Tensor | float = 0.0) -> Blocks:
-        """From the powers; weights ``(channels, modes)``, direct ``(channels, 1)``."""
+        """Build from the powers; weights ``(channels, modes)``, direct ``(channels, 1)``."""
         outward = _pair(weights[..., None] * powers[..., 1:], -1)
         first = weights.real.sum(1, keepdim=True) + direct
         taps = torch.cat([first, outward[:, : weights.shape[1], :-1].sum(1)], 1)
@@ -235,8 +235,8 @@ def zoh_tokens(exponent: Tensor, token_time: Tensor) -> tuple[Tensor, Tensor]:
 def zoh_sums(
     x: Tensor, modes: Sequence[tuple[Tensor, Tensor]], weights: Sequence[Tensor], state: Tensor | None = None
 ) -> tuple[list[Tensor], Tensor]:
-    """Outputs of diagonal state spaces whose tokens last for different times: of a recurrence from the first token and,
-    for two-sided ones, of another from the last.
+    """Compute outputs of diagonal state spaces whose tokens last for different times: of a recurrence from the first
+    token and, for two-sided ones, of another from the last.
 
     Formula: ``y_t = Re sum_i w_i h_{i,t}`` with ``h_t = p_t h_{t-1} + f_t x_t``, for each direction.
 
@@ -410,7 +410,7 @@ _blocks_operator = graph_operator("ema_block_tables", _average_blocks, None, _li
 
 
 def ema_parameters(delta: Tensor, alpha: Tensor, beta: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights and logarithms of decays from MEGA's parameters.
+    """Compute weights and logarithms of decays from MEGA's parameters.
 
     Formula: ``p = sigmoid(delta)``, ``q = 1 - p sigmoid(alpha)``, ``w = p beta gamma / sqrt(dimension)``.
 
@@ -438,14 +438,14 @@ def _checked(length: int, truncation: int | None = None) -> int:
 
 
 def _digits(length: int, *, graph: bool = False) -> tuple[int, int]:
-    """Numbers of coarse and of fine digits of lags. A graph serves other lengths too, so that none of its sizes may
-    follow from the digits of one."""
+    """Return the numbers of coarse and fine digits of lags. A graph serves other lengths too, so that none of its sizes
+    may follow from the digits of one."""
     fine = _FINE if graph or symbolic(length) else 1 << ((length - 1).bit_length() + 1) // 2
     return chunk_count(length, fine) if symbolic(length) else -(-length // fine), fine
 
 
 def _from_digits(far: Tensor, near: Tensor, length: int, direct: Tensor | None = None) -> Tensor:
-    """Taps from the factors of coarse and fine digits, ``(channels, states, digits)``."""
+    """Return taps from the factors of coarse and fine digits, ``(channels, states, digits)``."""
     with torch.autocast(near.device.type, enabled=False):
         taps = (far.mT @ near).flatten(1)[:, :length]
     return taps if direct is None else taps + F.pad(direct[:, None], (0, length - 1))
@@ -467,8 +467,8 @@ def _powers(base: Tensor, count: int, dtype: torch.dtype) -> tuple[Tensor, Tenso
 
 
 def _pair(z: Tensor, sign: int) -> Tensor:
-    """Real parts above imaginary parts (with this sign) of ``(channels, modes, n)``, or z itself if it is real. A
-    product of two such pairs, one with each sign, is the real part of the complex product."""
+    """Return real parts above imaginary parts (with this sign) of ``(channels, modes, n)``, or z itself if it is real.
+    A product of two such pairs, one with each sign, is the real part of the complex product."""
     return torch.cat([z.real, sign * z.imag], 1) if z.is_complex() else z
 
 

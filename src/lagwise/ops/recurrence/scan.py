@@ -192,7 +192,7 @@ def _scan_gradients(
     states: Tensor,
     reverse: int,
 ) -> tuple[Tensor, ...]:
-    """Gradients of x, near, inward, outward, carry and state."""
+    """Compute gradients of x, near, inward, outward, carry and state."""
     size, forward = near.shape[1], inward.shape[1] - reverse
     batch, blocks = x.shape[0], -(-x.shape[1] // size)
     with torch.autocast(x.device.type, enabled=False):
@@ -233,7 +233,7 @@ _scan_operator = graph_operator(
 
 
 def _rows(x: Tensor, size: int, dtype: torch.dtype) -> Tensor:
-    """Blocks of every channel, ``(channels, batch * blocks or one more, size)``, zero beyond the signal.
+    """Return blocks of every channel, ``(channels, batch * blocks or one more, size)``, zero beyond the signal.
 
     A block's channels are contiguous in memory, so that transposing stays in the cache. The number of blocks is odd,
     because otherwise channels would share cache sets on the way back.
@@ -264,9 +264,9 @@ def _signal(rows: Tensor, shape: torch.Size) -> Tensor:
 def _carried(
     sums: Tensor, carry: Tensor, batch: int, blocks: int, forward: int, *, start: Tensor | None = None, flip=False
 ) -> Tensor:
-    """States at the start of each block from the blocks' contributions ``(channels, batch * blocks or one more,
-    states)``: the first ``forward`` states run forwards from ``start``, the others backwards; with flip the other
-    way round."""
+    """Return states at the start of each block from the blocks' contributions ``(channels, batch * blocks or one more,
+    states)``: the first ``forward`` states run forwards from ``start``, the others backwards; with flip the other way
+    round."""
     blockwise, parts = _complex(sums[:, : batch * blocks], carry).unflatten(1, (batch, blocks)), []
     for part, backwards in ((slice(0, forward), flip), (slice(forward, sums.shape[2]), not flip)):
         if part.start == part.stop:

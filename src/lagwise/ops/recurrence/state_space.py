@@ -161,8 +161,8 @@ def _refusal(channel: int, why: str, max_order: int, tolerance: float) -> str:
 
 
 def _hankel_spectrum(h: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Eigenvalues of H, largest first, ``Vᵀ Z V`` with Z the shift up, V's first row, and a bound of the sum of the
-    missing singular values."""
+    """Compute eigenvalues of H, largest first, ``Vᵀ Z V`` with Z the shift up, V's first row, and a bound of the sum of
+    the missing singular values."""
     channels, n = h.shape
     if n == 0:
         return h, h.new_zeros(channels, 0, 0), h, h.new_zeros(channels)
@@ -263,8 +263,8 @@ def _fit(system: list[Tensor], s: int, gain: float, allowed: float) -> _Fit:
 
 
 def _in_float32(poles: Tensor) -> tuple[Tensor, Tensor]:
-    """Poles as a `ModalKernel` stores them, by float32 rates and angles, and as float32 arithmetic rounds them, so that
-    the certified values are those that run."""
+    """Compute poles as a `ModalKernel` stores them, by float32 rates and angles, and as float32 arithmetic rounds them,
+    so that the certified values are those that run."""
     rate = (-poles.abs().clamp(min=_SMALLEST_POLE).log()).log().float()
     stored = torch.complex(-rate.double().exp(), poles.angle().float().double()).exp()
     return stored, stored.to(torch.complex64).to(stored.dtype)

@@ -67,8 +67,8 @@ def timestep_norm(
 
 
 def token_moments(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """Groups of channels less their mean in each token, ``(batch, length, groups, channels / groups)``, and mean and
-    variance of each, ``(batch, length, groups, 2)`` in float64."""
+    """Return groups of channels less their mean in each token, ``(batch, length, groups, channels / groups)``, and mean
+    and variance of each, ``(batch, length, groups, 2)`` in float64."""
     with torch.autocast(x.device.type, enabled=False):
         channels = x.to(compute_dtype(x, x)).unflatten(2, (groups, -1))
         centre = channels.mean(3, keepdim=True)

@@ -43,9 +43,9 @@ def inducing_grid(length: int, rank: int, degree: int = 1) -> NodeGrid:
 
 
 def spaced_grid(length: int, spacing: int, degree: int = 1) -> NodeGrid:
-    """Nodes every ``spacing`` tokens, from before the first token to after the last. Every token has equally many nodes
-    on its left and right, and the weights repeat with the spacing. ValueError for an even degree or a spacing below
-    1."""
+    """Return nodes every ``spacing`` tokens, from before the first token to after the last. Every token has equally
+    many nodes on its left and right, and the weights repeat with the spacing. ValueError for an even degree or a
+    spacing below 1."""
     if degree % 2 == 0 or degree < 1 or spacing < 1:
         raise ValueError(f"degree must be odd and spacing at least 1, got {degree} and {spacing}")
     return NodeGrid(length, (length - 1) // spacing + degree + 1, -(degree // 2) * spacing, spacing, degree)
@@ -133,8 +133,8 @@ def _block_weights(grid: NodeGrid) -> BlockWeights:
 
 
 def _in_blocks(left: Tensor, weights: Tensor, span: int, nodes: int) -> BlockWeights:
-    """Weights ``(..., blocks, size, degree + 1)`` of the nodes from ``left`` on, ``(..., blocks, size)``, by block,
-    which meets at most so many nodes."""
+    """Compute weights ``(..., blocks, size, degree + 1)`` of the nodes from ``left`` on, ``(..., blocks, size)``, by
+    block, which meets at most so many nodes."""
     degree, device = weights.shape[-1] - 1, left.device
     if not torch.compiler.is_compiling():  # in a graph, nothing may depend on values
         span = int((left[..., -1] - left[..., 0]).max()) + degree + 1

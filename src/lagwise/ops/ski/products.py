@@ -260,7 +260,7 @@ def _sparse_plus_smooth(
 
 @_sparse_plus_smooth.engine("shared")
 class _Shared(Engine):
-    """Both terms share one result, forward and backward, where autograd would compute one each and add them."""
+    """A sum whose terms share one result, forward and backward, where autograd would compute one each and add them."""
 
     @staticmethod
     def forward(x: Tensor, taps: Tensor | None, coarse: Tensor, *rest: Any) -> tuple[Tensor, Values]:
@@ -383,7 +383,7 @@ def _symbolic_rows(
 
 
 def _as_channels(z: Tensor, coarse: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows with different taps as channels of one row, for products with one kernel per channel."""
+    """Return rows with different taps as channels of one row, for products with one kernel per channel."""
     return (z, coarse) if coarse.dim() == 2 else (z.transpose(0, 1).flatten(1)[None], coarse.flatten(0, 1))
 
 

@@ -76,7 +76,7 @@ class OnlineTaps:
         return self._taps.shape[1]
 
     def upto(self, lags: int) -> Tensor:
-        """Taps ``(channels, lags)``, zero after the kernel's end."""
+        """Return taps ``(channels, lags)``, zero after the kernel's end."""
         taps = self._taps_upto(lags)
         return F.pad(taps, (0, lags - taps.shape[1])) if lags > taps.shape[1] else taps[:, :lags]
 
@@ -217,7 +217,7 @@ class Contribution:
         self.result.upto(stop, lambda: near.new_empty((batch, width, self.size)), self._channels)
 
     def part(self, start: int, stop: int) -> Tensor:
-        """Tokens start..stop of the block, ``(batch, channels, stop - start)``."""
+        """Return tokens start..stop of the block, ``(batch, channels, stop - start)``."""
         width = self.taps.near.shape[1]
         if torch.is_grad_enabled() and self.result.done < width:
             self.result = _ByChannel(self._channels(slice(0, width)), width)
@@ -243,6 +243,6 @@ class Contribution:
 
 
 def between(tokens: Tensor, start: int, stop: int) -> Tensor:
-    """Tokens start..stop, zero before the first."""
+    """Return tokens start..stop, zero before the first."""
     part = tokens[:, max(0, start) : max(0, stop)]
     return F.pad(part, (0, 0, stop - start - part.shape[1], 0)) if start < 0 else part

@@ -26,7 +26,7 @@ def toeplitz_blocks(taps: Tensor, origin: int, size: int, first: int, last: int)
 
 
 def toeplitz_matrix(taps: Tensor, length: int, *, causal: bool = True) -> Tensor:
-    """Dense Toeplitz matrices ``T[c, i, j] = t[c, i - j]`` (TNN eq. 3).
+    """Build dense Toeplitz matrices ``T[c, i, j] = t[c, i - j]`` (TNN eq. 3).
 
     Args:
         taps: ``(channels, n_taps)`` as in `toeplitz_product`. Lags without a tap are zero.
@@ -55,7 +55,7 @@ def centre(taps: Tensor) -> int:
 
 
 def block_lag_products(y: Tensor, x: Tensor, first: int, last: int) -> Tensor:
-    """Sums ``sum_i y_i x_{i - l}`` of every channel, also over the batch, for lags l = first..last.
+    """Compute sums ``sum_i y_i x_{i - l}`` of every channel, also over the batch, for lags l = first..last.
 
     Shapes: x and y ``(batch, length, channels)``; result ``(channels, last - first + 1)``. ValueError if first > last.
     """

@@ -100,7 +100,7 @@ class Bilinear(Operation):
 
 
 class _Contraction(torch.autograd.Function):
-    """Any contraction, with rules for every transform."""
+    """A contraction, with rules for every transform."""
 
     @staticmethod
     def forward(a: Tensor, b: Tensor, index: int, form: Form) -> Tensor:

@@ -118,7 +118,7 @@ def dilated_step(
 
 
 def receptive_field(kernel_size: int, dilation: int, depth: int, convolutions: int = 1) -> int:
-    """Tokens that a stack sees, from the first to the last.
+    """Compute the number of tokens that a stack sees, from the first to the last.
 
     Formula: ``1 + B (K - 1) (f**D - 1) / (f - 1)``, for kernel size K, dilation factor f, depth D and B convolutions
     per block. ValueError if any is less than 1, for more than 10,000 convolutions, or if ``f**D`` exceeds 2**63.
@@ -144,5 +144,5 @@ def centre_tap(kernel_size: int, causal: bool) -> int:
 
 
 def tap_reach(support: int, *, causal: bool) -> tuple[int, int]:
-    """Tokens before and after its own on which an output of a convolution, or of a stack, depends."""
+    """Count the tokens before and after its own on which an output of a convolution, or a stack, depends."""
     return (support - 1, 0) if causal else (support // 2, support // 2)

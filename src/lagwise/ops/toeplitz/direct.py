@@ -32,7 +32,7 @@ def direct_values(x: Tensor, taps: Tensor, origin: int, dilation: int) -> Tensor
 def direct_gradients(
     grad: Tensor, x: Tensor, taps: Tensor, origin: int, dilation: int, needs_grad: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of `direct_values` with respect to the signal and the taps, where needed."""
+    """Compute gradients of `direct_values` with respect to the signal and the taps, where needed."""
     dx = dtaps = None
     last = taps.shape[1] - 1 - origin
     if fused(grad, x, taps):

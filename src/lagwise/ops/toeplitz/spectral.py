@@ -41,7 +41,7 @@ def fast_length(minimum: int) -> int:
 
 
 class Plan(NamedTuple):
-    """How a signal is cut into FFT frames. Frame f holds the padded signal from f * hop, n_fft points long.
+    """The cut of a signal into FFT frames. Frame f holds the padded signal from f * hop, n_fft points long.
 
     Taps may be cut into parts as long as a hop: part p meets frame f - p.
     """
@@ -116,7 +116,7 @@ def fft_values(x: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
 def fft_gradients(
     grad: Tensor, x: Tensor, kernel: Tensor, plan: Plan, needs_grad: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of `fft_values` with respect to the signal and the kernel, where needed.
+    """Compute gradients of `fft_values` with respect to the signal and the kernel, where needed.
 
     Autograd's own gradient of rfft runs full complex FFTs and keeps every spectrum. Here ``dx = irfft(G conj K)`` and
     ``dt = irfft(sum_b G conj X)``, and the signal's spectrum is computed again rather than kept.
@@ -220,8 +220,8 @@ def loop_gradients(
 
 
 def _circular_taps(kernel: Tensor, length: int, plan: Plan) -> tuple[Tensor, Plan]:
-    """Taps ``(channels, n_taps)`` of lags within the signal, also for frequencies as in `spectral_product`; and their
-    plan."""
+    """Return taps ``(channels, n_taps)`` of lags within the signal, also for frequencies as in `spectral_product`; and
+    their plan."""
     if kernel.dim() == 2:
         return kernel, plan
     taps = torch.fft.irfft(torch.complex(*kernel.float()), plan.n_fft)
@@ -240,8 +240,8 @@ def _circular_gradient(dtaps: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
 
 
 def _padding(x: Tensor, kernel: Tensor, plan: Plan) -> tuple[Tensor, list[slice]]:
-    """Zeros for the padded signals of a group of channels, and the groups: as many channels as fit into the cache, all
-    of them unless on the CPU. `_load` overwrites only the signal's part, so the zeros serve every group."""
+    """Return zeros for the padded signals of a group of channels, and the groups: as many channels as fit into the
+    cache, all of them unless on the CPU. `_load` overwrites only the signal's part, so the zeros serve every group."""
     channels, size = x.shape[2], x.shape[2]
     if x.device.type == "cpu":
         fitting = _CPU_GROUP_ELEMENTS // (x.shape[0] * plan.frames * plan.n_fft)
@@ -331,8 +331,8 @@ def _kernel_products(signal: Tensor, grad: Tensor, plan: Plan) -> Tensor:
 
 
 def _channels_in_cache(spectrum: Tensor) -> list[slice]:
-    """Slices of the channels of spectra (batch, group, frames, points) that stay in the cache for every part of a
-    kernel."""
+    """Return slices of the channels of spectra (batch, group, frames, points) that stay in the cache for every part of
+    a kernel."""
     channels = spectrum.shape[1]
     fitting = max(1, _CPU_GROUP_ELEMENTS * channels // (2 * spectrum.numel()))
     size = fitting if spectrum.device.type == "cpu" else channels
@@ -362,7 +362,7 @@ def _overlap_add(frames: Tensor, plan: Plan) -> Tensor:
 
 @operation
 def inverse_of_parts(parts: Tensor, points: int) -> Tensor:
-    """Inverse transforms of real parts of spectra, and of imaginary parts of others.
+    """Return inverse transforms of real parts of spectra, and of imaginary parts of others.
 
     Formula: ``irfft(parts[0], points)``, and of a second part ``irfft(1j * parts[1], points)``.
 
