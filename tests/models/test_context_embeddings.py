@@ -90,19 +90,6 @@ def test_an_entry_that_other_tokens_took_is_no_match(monkeypatch: pytest.MonkeyP
             torch.testing.assert_close(y, whole[:, t : t + 1])
 
 
-@pytest.mark.parametrize("kind", ["ngrams", "matches"])
-def test_neither_crosses_documents_or_padding(kind: str) -> None:
-    matches = MatchEmbedding(3, sizes=[2, 3], vocab_size=2)
-    embedding = matches if kind == "matches" else NgramEmbedding(3, sizes=[2, 4], buckets=101)
-    ids = torch.randint(2, (1, 30))
-    packed, _ = embedding(ids, Layout(seq_idx=torch.tensor([[0] * 12 + [1] * 2 + [0] * 16])), None)
-    alone = [embedding(part, Layout(), None)[0] for part in ids.split([12, 2, 16], 1)]
-    torch.testing.assert_close(packed, torch.cat(alone, 1))
-    padded, _ = embedding(ids, Layout(torch.arange(30)[None] >= 4), None)
-    torch.testing.assert_close(padded[:, 4:], embedding(ids[:, 4:], Layout(), None)[0])
-    assert kind == "ngrams" or not padded[:, :4].any()
-
-
 @torch.no_grad()
 def test_both_matter_and_stream() -> None:
     both, ids = model(ngram_sizes=[2, 4], ngram_buckets=50, match_sizes=[2, 3]), torch.randint(4, (2, 60))

@@ -121,14 +121,6 @@ def test_positions_on_a_grid_need_images() -> None:
         model(pixel_values=torch.zeros(1, 1, 4, 4), seq_idx=torch.tensor([[0, 0, 1, 1]]))
 
 
-def test_a_kernels_limit_applies_to_each_axis() -> None:
-    model = make({"name": "gtu2d", "kernel": {"name": "free", "max_length": 6}})
-    assert model.model.length_limit is None
-    assert model(pixel_values=torch.randn(1, 1, 12, 12)).logits.isfinite().all()  # 36 patches
-    with pytest.raises(ValueError, match="coefficients for 6 tokens, got a sequence of 7"):
-        model(pixel_values=torch.randn(1, 1, 12, 14))
-
-
 def test_other_inputs_are_refused() -> None:
     block = {"name": "prenorm", "token_mixer": {"name": "gtu2d"}}
     model = LagwiseModel(LagwiseConfig(hidden_size=8, num_hidden_layers=1, block=block, causal=False))

@@ -205,20 +205,6 @@ def test_wrong_configurations_are_named(fields: dict, message: str) -> None:
         LagwiseForCausalLM(LagwiseConfig(**{"hidden_size": 8, "num_hidden_layers": 1, **fields}))
 
 
-@torch.no_grad()
-def test_the_final_norm_goes_on_over_chunks_and_begins_anew_in_documents() -> None:
-    model, ids = tiny("megalodon-lm"), torch.randint(0, 256, (1, 40))
-    whole = model.model(ids).last_hidden_state
-    cache = StreamingCache(2)  # for the layers alone
-    parts = [model.model(part, past_key_values=cache).last_hidden_state for part in ids.split(13, 1)]
-    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-10)
-    packed = model.model(torch.cat([ids, ids], 1), seq_idx=torch.tensor([[0] * 40 + [1] * 40])).last_hidden_state
-    torch.testing.assert_close(packed, torch.cat([whole, whole], 1), rtol=0, atol=1e-10)
-    hidden = model.model(ids, output_hidden_states=True).hidden_states
-    assert len(hidden) == 3
-    torch.testing.assert_close(hidden[-1], whole)
-
-
 def _truncate(folder: Path) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])

@@ -104,12 +104,6 @@ def test_followers_of_exact_kernels(recipe: str) -> None:
     torch.testing.assert_close(after, expected[:, 350:], rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("recipe", ["transformer-alibi-lm", "learned-decay"])
-def test_a_model_with_a_growing_state_is_refused(recipe: str) -> None:
-    with pytest.raises(ValueError, match="grows with"):
-        StreamingStep(tiny(recipe))
-
-
 @pytest.mark.parametrize(
     "mixer",
     [

@@ -162,14 +162,6 @@ def test_gradients_reach_the_layers_and_the_map() -> None:
     assert not list(model.wide.features.parameters())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_saved_model_has_its_features(kind: str, tmp_path: Path) -> None:
-    model, rows = make(kind), rows_of(kind)
-    model.save_pretrained(tmp_path)
-    saved = type(model).from_pretrained(tmp_path).to(model.device)
-    torch.testing.assert_close(saved(**rows).logits, model(**rows).logits)
-
-
 @pytest.mark.slow
 @pytest.mark.cpu
 @needs_onnx

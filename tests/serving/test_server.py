@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -105,20 +104,6 @@ def test_openais_client(served: Served, tokenizer: PreTrainedTokenizerBase, monk
     pieces = list(client.chat.completions.create(**ask, stream=True))
     assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == chat.choices[0].message.content
     assert pieces[-1].choices[0].finish_reason == chat.choices[0].finish_reason
-
-
-def test_many_clients_get_the_same_texts_as_alone(served: Served) -> None:
-    def text(number: int) -> str:
-        prompt = " ".join(f"w{(number * 7 + k) % 48}" for k in range(number % 5 + 1))
-        count = 5 + number % 11
-        return client.completions.create(model="small", prompt=prompt, max_tokens=count, temperature=0).choices[0].text
-
-    client = served.client(max_retries=20)  # there are more clients than the server takes
-    alone = [text(number) for number in range(24)]
-    with ThreadPoolExecutor(24) as pool:
-        assert list(pool.map(text, range(24))) == alone
-    assert len(set(alone)) > 10
-    assert served.scheduler.counts["open"] == 0
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -19,7 +19,6 @@ from lagwise.runs import evaluate_run, predict_run
 from lagwise.training import Recipe, check_recipe, load_recipe, read_metrics, recipe_names, resume, setup, train
 from lagwise.training import run as run_module
 from lagwise.training.model import build_model, with_start
-from lagwise.training.trainer import evaluations_since_best
 
 
 def _stop(*args: object) -> None:
@@ -56,14 +55,6 @@ def test_every_recipe_of_epochs_has_a_least_number_of_steps() -> None:
         if options.epochs is not None:
             changed = load_recipe(name, ["training.epochs=1"]).training
             assert (changed.epochs, changed.least_steps) == (1, 0)  # an explicit number is kept
-
-
-def test_the_warmup_is_at_most_a_tenth(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    tiny_recipe.training.steps, tiny_recipe.training.warmup_steps = 21, 8
-    run = train(tiny_recipe, tmp_path / "run", progress=False)
-    assert load_recipe(str(run / "recipe.yaml")).training.warmup_steps == 2
-    rates = [line["learning_rate"] for line in read_metrics(run) if "learning_rate" in line]
-    assert rates.index(max(rates)) <= 2
 
 
 def test_generated_data_have_no_epochs(tmp_path: Path) -> None:
@@ -118,11 +109,6 @@ def test_training_stops_without_improvement(tmp_path: Path) -> None:
     before = read_metrics(run)
     resume(run, progress=False)  # it has ended
     assert read_metrics(run) == before
-
-
-@pytest.mark.parametrize(("values", "since"), [([1.0], 0), ([1, 2], 0), ([2, 1, 1], 2), ([1, 2, 2], 1), ([3, 3], 1)])
-def test_evaluations_since_the_best_are_counted(values: list[float], since: int) -> None:
-    assert evaluations_since_best(values) == since
 
 
 @pytest.fixture(scope="module")
