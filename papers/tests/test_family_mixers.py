@@ -9,7 +9,6 @@ import pytest
 import torch
 from every_mixer import CHANNELS, make, noise
 from family_references import FAMILY
-from torch import Tensor
 
 from lagwise.mixers import MIXERS
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseForMaskedLM
@@ -48,20 +47,6 @@ def test_gradients_of_a_scan_keep_their_digits_over_long_texts() -> None:
         torch.testing.assert_close(ours.double(), exact, rtol=3e-5, atol=0)
 
 
-def test_a_scan_is_differentiable_twice() -> None:
-    torch.manual_seed(0)
-    x = torch.randn(2, 4, 2, dtype=torch.complex128, requires_grad=True)
-    log_decay, angle = (-torch.rand(2, dtype=torch.float64), torch.randn(2, dtype=torch.float64))
-    state = torch.randn(2, 2, dtype=torch.complex128, requires_grad=True)
-    inputs = (x, log_decay.requires_grad_(), angle.requires_grad_(), state)
-
-    def real(*inputs: Tensor) -> list[Tensor]:
-        return [y.abs().square() + y.real for y in diagonal_scan(*inputs)]
-
-    assert torch.autograd.gradcheck(real, inputs)
-    assert torch.autograd.gradgradcheck(real, inputs)
-
-
 def test_favor_approximates_softmax_attention() -> None:
     """With many features. Mixers with equal seeds have equal features, which are never redrawn."""
     mixer, other = (make("linear_attention", {"feature_map": "favor", "heads": 2, "count": 4096}) for _ in range(2))
@@ -70,13 +55,6 @@ def test_favor_approximates_softmax_attention() -> None:
     softmax.load_state_dict({k: v for k, v in mixer.state_dict().items() if k != "random"})
     x = 0.5 * noise(1, 50)
     assert (mixer(x) - softmax(x)).norm() < 0.02 * softmax(x).norm()
-
-
-def test_cosformer_refuses_texts_beyond_its_maximum_length() -> None:
-    mixer = make("linear_attention", {"feature_map": "cosformer", "span": 20})
-    _, state = mixer.prefill(noise(1, 20), mixer.init_state(1))
-    with pytest.raises(ValueError, match="cosformer's span is 20 tokens, got a text of 21"):
-        mixer.step(noise(1, 1)[:, 0], state)
 
 
 @pytest.mark.parametrize("name", ["gmlp", "synthesizer"])

@@ -248,13 +248,6 @@ def test_blocks_keep_the_contract_of_mixers(check: Any, spec: dict, causal: bool
     check(lambda _, causal: make(spec, causal=causal), 6, *([] if causal is None else [causal]))
 
 
-@every_block
-def test_blocks_may_be_bidirectional(spec: dict) -> None:
-    block, x = make(spec, causal=False), torch.randn(1, 20, 6, dtype=torch.float64)
-    changed = torch.cat([x[:, :18], torch.randn(1, 2, 6, dtype=torch.float64)], dim=1)
-    assert (block(changed) - block(x))[:, :18].abs().max() > 1e-12
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -114,21 +113,6 @@ class TestGenerate:
         stops = ["--stop", "nothing of the kind", "--stop", text]
         stopped = runner.invoke(app, ["generate", str(run), "--prompt", "the ", *options, *stops]).stdout
         assert stopped == said[: said.index(text, 4)] + "\n"
-
-    def test_an_interruption_keeps_the_text_so_far(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        written: list[str] = []
-
-        def write(text: str) -> None:
-            written.append(text)
-            sys.stdout.write(text)
-            if len(written) == 3:
-                raise KeyboardInterrupt
-
-        monkeypatch.setattr(sys.modules["lagwise.cli.generate"], "write", write)
-        result = runner.invoke(app, ["generate", str(run), "--prompt", "the ", "--tokens", "50", "--temperature", "2"])
-        assert result.exit_code == 130
-        assert result.stdout == "".join(written) + "\n"
-        assert "tokens/s" in result.stderr
 
     def test_invalid_options(self, run: Path, tmp_path: Path) -> None:
         latin = tmp_path / "latin.txt"

@@ -133,23 +133,6 @@ def test_forecasts_that_overflow_are_refused(data: Path, monkeypatch: pytest.Mon
     assert not Path("large-forecast.csv").exists()
 
 
-@pytest.mark.parametrize("count", [1, 4, 6])
-def test_every_series_has_a_panel(data: Path, count: int) -> None:
-    from lagwise.figures import close
-    from lagwise.forecasting.writing import forecast_figure
-
-    times = pd.date_range("2024-01-01", periods=40, freq="h")
-    history = pd.DataFrame({f"s{i}": np.arange(40.0) for i in range(count)}, index=times)
-    history.iloc[-1, 0] = np.nan
-    values = np.zeros((3, count))
-    figure = forecast_figure(history, times[-1] + pd.to_timedelta([1, 2, 3], unit="h"), values, (values, values), 0.9)
-    drawn = [axes for axes in figure.axes if axes.get_title(loc="left")]
-    assert len(drawn) == count
-    assert len({axes.get_position().x0 for axes in drawn}) == (1 if count <= 4 else 2)
-    assert drawn[0].lines[1].get_ydata()[0] == 38
-    close(figure)
-
-
 def test_a_plot_that_cannot_be_drawn_loses_no_table(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(data.parent)
     frame = pd.DataFrame({"t": np.arange(60), "x": 1e308 * (1 + 0.5 * np.sin(np.arange(60) / 2))})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import Trainer, TrainingArguments
 
 from lagwise.data import PackingCollator
-from lagwise.models import LagwiseConfig, LagwiseForCausalLM
 
 
 def documents(*sizes: int) -> list[dict[str, Any]]:
@@ -66,23 +63,3 @@ def test_custom_labels_and_masks(kind: Any) -> None:
 def test_bad_documents_are_named(examples: list, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PackingCollator(8)(examples)
-
-
-def test_it_works_with_the_trainer_of_transformers(tmp_path: Path) -> None:
-    """With gradient accumulation the loss is the mean over all tokens predicted in a step."""
-    sizes = (1, 7, 3, 12, 5, 2, 9, 4)
-    examples = [{"input_ids": torch.randint(0, 256, (size,)).tolist()} for size in sizes]
-    model = LagwiseForCausalLM(LagwiseConfig(hidden_size=8, num_hidden_layers=1))
-    with torch.no_grad():
-        rows = [torch.tensor([each["input_ids"]]) for each in examples[1:]]
-        total = sum((row.shape[1] - 1) * float(model(row, labels=row).loss) for row in rows)
-    expected = total / (sum(sizes) - len(sizes))
-    sizes_of = {"max_steps": 2, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
-    order = {"train_sampling_strategy": "sequential", "logging_steps": 1, "learning_rate": 1e-2}
-    quiet = {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True}
-    arguments = TrainingArguments(str(tmp_path), **sizes_of, **order, **quiet)
-    trainer = Trainer(model=model, args=arguments, train_dataset=examples, data_collator=PackingCollator(16))
-    trainer.train()
-    logged = [line["loss"] for line in trainer.state.log_history if "loss" in line]
-    assert logged[0] == pytest.approx(expected, rel=1e-3)
-    assert logged[1] < logged[0]

@@ -11,21 +11,6 @@ from lagwise.data.labels import read_several_for
 from lagwise.data.sound_files import read_sound
 from lagwise.data.writing import rows_as_csv, write_sounds
 
-# Where a split of a person's files has one of its files or class folders.
-WRITTEN = {
-    "spreadsheet german": "test.csv",
-    "pandas compressed": "train.tsv",
-    "json lines of pairs": "valid.jsonl",
-    "hub parquet with names of classes": "train.parquet",
-    "tables by split": "test.csv",
-    "class folders of texts": "valid/yes",
-    "series in the lines of a table": "test.csv",
-    "class folders of recordings": "test/low",
-    "class folders of sounds": "train/low",
-    "arrays of numpy": "train.parquet",
-    "files of a series archive": "train.parquet",
-}
-
 
 def test_lists_of_names_are_read_as_they_were(tmp_path: Path) -> None:
     """So that predictions of several labels can be scored; series are left out."""

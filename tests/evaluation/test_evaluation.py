@@ -180,12 +180,6 @@ def test_changed_data_are_an_error(tiny_recipe: Recipe, tmp_path: Path, text_fil
         evaluate_run(run, [32], progress=False)
 
 
-def test_validation_at_its_own_length(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    tiny_recipe.data.evaluate_length = 80
-    run = train(tiny_recipe, tmp_path / "run", progress=False)
-    assert evaluate_run(run, [32], progress=False)["valid"]["length"] == 80
-
-
 def test_a_very_bad_model_has_an_infinite_perplexity() -> None:
     score = Score(length=8, tokens=2, nats=3000.0, text_bytes=2)
     assert score.to_dict()["perplexity"] == math.inf

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pandas as pd
 import pytest
 
 from lagwise.forecasting import LagForecaster, read_series, write_forecast
-from lagwise.forecasting.writing import date_locator
 
 DAYS = pd.date_range("2024-01-01", periods=60, freq="D")
 
@@ -144,16 +142,3 @@ def test_ids_are_mentioned_where_no_time_repeats(tmp_path: Path) -> None:
     ):
         read(tmp_path, frame)
     assert list(read(tmp_path, frame, ids=["store"]).frame) == ["a", "b"]
-
-
-@pytest.mark.parametrize("columns", [1, 2])
-def test_every_span_of_time_has_dates_that_fit_its_axis(columns: int) -> None:
-    """Four days had no unit with 5 to 9 ticks, and matplotlib warned."""
-    dates = pytest.importorskip("matplotlib.dates")
-    start = np.datetime64("2024-02-27T03:00:00")
-    locator = date_locator(columns)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for seconds in np.geomspace(30, 40 * 365 * 86400, 300).astype(int):
-            ticks = locator.tick_values(*dates.num2date(dates.date2num([start, start + np.timedelta64(seconds, "s")])))
-            assert 2 <= len(ticks) <= 12, seconds

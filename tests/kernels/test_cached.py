@@ -82,24 +82,3 @@ def test_added_and_removed_members_count_as_changes(by_value: bool) -> None:
     for change in changes:
         change()
         assert [computes(), computes()] == [1, 0]
-
-
-@torch.no_grad()
-def test_transforms_compute_anew(kernel: LagKernel) -> None:
-    cached_taps(kernel, 9)
-    weights = {name: torch.stack([value, 2 * value]) for name, value in kernel.named_parameters()}
-
-    def taps(weights: dict[str, torch.Tensor]) -> torch.Tensor:
-        class Taps(torch.nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.kernel = kernel
-
-            def forward(self) -> torch.Tensor:
-                return cached_taps(self.kernel, 9)
-
-        return torch.func.functional_call(Taps(), {f"kernel.{n}": v for n, v in weights.items()}, ())
-
-    both = torch.func.vmap(taps)(weights)
-    torch.testing.assert_close(both[0], kernel.taps(9))
-    assert not torch.allclose(both[0], both[1])

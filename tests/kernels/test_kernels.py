@@ -14,7 +14,6 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from lagwise.kernels import (
     KERNELS,
     FreeKernel,
-    FrequencyKernel,
     LagKernel,
     RPEKernel,
 )
@@ -163,19 +162,6 @@ def test_learned_decay_starts_at_its_initial_value_and_trains() -> None:
     assert learned.support is None
 
 
-class Bounded(LagKernel):
-    """A kernel whose taps end only with its coefficients."""
-
-    max_length = 5
-
-
-@pytest.mark.parametrize(("kind", "support"), [(RPEKernel, 1833), (Bounded, 5)])
-def test_lags_end_with_the_support(kind: type[LagKernel], support: int) -> None:
-    kernel = kind(2, causal=True)
-    assert kernel.support == support
-    assert len(kernel.lags(5000, torch.device("cpu"))) == support
-
-
 def test_the_horizon_is_where_the_decay_is_below_rounding() -> None:
     assert RPEKernel(2).support == 1833
     assert RPEKernel(2).double().support > 3000  # type: ignore[operator]
@@ -231,23 +217,6 @@ def test_free_kernel_ends_at_its_table() -> None:
 def test_wrong_specs_are_named(spec: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make(spec)
-
-
-@every_direction
-def test_a_spectrum_equals_the_transform_of_the_taps(spec: dict, causal: bool) -> None:
-    kernel = make(spec, causal=causal).double()
-    assert kernel.spectrum(20) is None
-    if not isinstance(kernel, FrequencyKernel) or causal:
-        return
-    length = kernel.grid
-    taps = kernel.taps(length)
-    circle = torch.zeros(5, 2 * length, dtype=torch.float64)
-    circle[:, (torch.arange(taps.shape[1]) - length + 1) % (2 * length)] = taps
-    spectrum = kernel.spectrum(2 * length)
-    assert spectrum is not None
-    got = torch.fft.irfft(torch.complex(*spectrum), 2 * length)
-    got[:, length] = 0  # the longest lag and its negative are one point; a signal of `length` never reaches them
-    torch.testing.assert_close(got, circle, rtol=0, atol=1e-13)
 
 
 @every_direction

@@ -148,19 +148,6 @@ def test_prompts_shorter_than_a_cell_after_longer_padding(lengths: tuple[int, in
         torch.testing.assert_close(torch.cat([y[i, 16 - n :], rest[i]]), m(row)[0], rtol=0, atol=1e-10)
 
 
-def test_memory_of_a_stream() -> None:
-    """One node per ``spacing`` tokens; for a kernel with a support, only as many nodes as it reaches."""
-    m = mixer()
-    _, state = m.prefill(torch.randn(1, 800, 4, dtype=torch.float64), m.init_state(1))
-    assert state.nodes.shape[1] == 128  # the power of two above 800 / 8
-    assert state.tail.size == 64
-    short = ToeplitzMixer(4, kernel={"name": "rpe", "decay": 0.9}, engine="ski")
-    support = short.kernel.support
-    assert support is not None
-    _, state = short.prefill(torch.randn(1, 3000, 4), short.init_state(1))
-    assert state.nodes.shape[1] == -(-support // 8)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

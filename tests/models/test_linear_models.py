@@ -18,7 +18,6 @@ from lagwise.models import (
     LagwiseLinearConfig,
     LagwiseLinearForImageClassification,
     LagwiseLinearForSequenceClassification,
-    StreamingClassifier,
     load_model,
 )
 from lagwise.models.export import export_forward
@@ -106,23 +105,6 @@ def test_a_stream_has_exactly_the_features_of_the_series_so_far(channels: int) -
         streamed = torch.cat(found)
         for n in (1, 2, 9, 40, 61):
             torch.testing.assert_close(streamed[n - 1], made(rows[1][None, :n])[0], rtol=0, atol=1e-7)
-
-
-def test_a_first_answer_of_series_streams_probabilities() -> None:
-    rows = series(2)
-    made = convolutions(2, rows)
-    options = {"dilations": made.dilations, "thresholds": made.thresholds, "levels": 3}
-    inputs = {"name": "values", "features": 2, "mean": made.mean, "std": made.std}
-    config = LagwiseLinearConfig(features={"name": "convolutions", **options}, inputs=inputs, num_labels=3)
-    model = LagwiseLinearForSequenceClassification(config).eval()
-    model.features.load_state_dict(made.state_dict())
-    torch.nn.init.normal_(model.classifier.weight, std=0.05)
-    stream = StreamingClassifier(model)
-    found = torch.cat([stream.push(part) for part in rows[0].split([3, 40, 7])])
-    for n in (1, 20, 50):
-        whole = model(input_values=rows[0][None, :n]).logits[0].softmax(-1)
-        torch.testing.assert_close(found[n - 1], whole)
-    assert stream.samples == 50
 
 
 def byte_rows(texts: list[str], tokenizer: object = None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -99,26 +99,6 @@ def test_sequences_that_come_and_go_get_the_same_logits_as_alone(kind: str) -> N
     texts.check()
 
 
-@pytest.mark.parametrize("kind", ["ski-tnn-lm", "tcnca-lm"])
-def test_others_step_while_a_prompt_is_processed(kind: str) -> None:
-    texts = Texts(make(kind), prefill_chunk=10)
-    session = texts.session
-    texts.add(7)
-    ids = tokens(35)
-    prompt = session.begin(ids)
-    for left in (35, 25, 15, 5):
-        assert prompt.left == left
-        with pytest.raises(ValueError, match=f"the prompt has {left} tokens that have not been processed"):
-            session.join(prompt)
-        session.advance(prompt)
-        texts.step()
-    session.advance(prompt)  # nothing is left
-    texts.texts[session.join(prompt)] = ids
-    texts.check()
-    texts.step(3)
-    texts.check()
-
-
 @pytest.mark.parametrize("kind", ["transformer-learned-lm", "gtu-free"])
 def test_the_limit_applies_to_each_sequence(kind: str) -> None:
     """It does not depend on the batch's oldest sequence, nor on the tokens of all sequences so far."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 import torch
@@ -159,21 +157,6 @@ def test_bounds_equal_those_from_dense_singular_values(n: int) -> None:
 def some_modes_of_nothing(channels: int) -> Modes:
     none = torch.zeros(channels, 1, dtype=torch.complex128)
     return Modes(none, none, torch.zeros(channels, dtype=torch.float64))
-
-
-def test_a_smaller_tolerance_needs_more_states() -> None:
-    taps = RPEKernel(3, hidden=16, layers=2, decay=0.97).double().taps(2000).detach()
-    assert taps.shape[1] > 600
-    found = [reduce_taps(taps, tolerance) for tolerance in (1e-1, 1e-2, 1e-3, 1e-4)]
-    for more, less in pairwise(found):
-        assert (less.order >= more.order).all()
-        assert (less.order.sum() > more.order.sum()) & (less.error.sum() < more.error.sum())
-    for tolerance, each in zip((1e-1, 1e-2, 1e-3, 1e-4), found, strict=True):
-        assert (each.error <= each.bound).all()
-        assert (each.error <= tolerance * each.gain).all()
-        assert (each.modes.poles.abs() < 1).all()
-    again = reduce_taps(taps, 1e-4)
-    assert torch.equal(again.modes.poles, found[-1].modes.poles)
 
 
 def test_irreducible_kernels_are_refused_with_errors() -> None:

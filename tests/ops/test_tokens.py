@@ -129,23 +129,6 @@ def test_only_plain_linear_layers_are_taken_apart(kind: str, monkeypatch: pytest
     torch.testing.assert_close(silu_product(gate, value, biases), plain_product(*expected))
 
 
-def test_weights_that_are_swapped_in_are_used() -> None:
-    class Gate(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(6, 8) for _ in range(2))
-
-        def forward(self, x: Tensor) -> Tensor:
-            (gate, value), biases = apply_linear(x, *self.layers)
-            return silu_product(gate, value, biases)
-
-    module, x = Gate(), torch.randn(3, 6)
-    others = {name: torch.randn_like(p) for name, p in module.named_parameters()}
-    found = torch.func.functional_call(module, others, (x,))
-    module.load_state_dict(others)
-    torch.testing.assert_close(found, module(x))
-
-
 @pytest.mark.parametrize("value", [-1e30, -200.0, -1.0, 0.0, 50.0, 1e30])
 def test_large_gates_saturate(value: float) -> None:
     gate = torch.full((20,), value)

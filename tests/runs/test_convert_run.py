@@ -16,14 +16,6 @@ from lagwise.runs import convert_run, evaluate_run
 from lagwise.training import Recipe, train
 
 
-@pytest.fixture
-def saved_model(tiny_recipe: Recipe, tmp_path: Path) -> Path:
-    run = tmp_path / "run"
-    LagwiseForCausalLM(LagwiseConfig(**tiny_recipe.model)).save_pretrained(run)
-    load_tokenizer("bytes").save_pretrained(run)
-    return run
-
-
 @pytest.mark.slow
 def test_a_model_of_short_texts_is_converted(tiny_recipe: Recipe, tmp_path: Path) -> None:
     """Its speed is measured within its limit, and a new conversion leaves no scores of an earlier one."""
@@ -69,17 +61,3 @@ def test_a_conversion_keeps_the_runs_own_tokenizer(tiny_recipe: Recipe, tmp_path
     shutil.rmtree(run)
     shutil.rmtree(tmp_path / "tokenizer")
     assert evaluate_run(tmp_path / "out", lengths=[8], max_tokens=50, progress=False)["test"]
-
-
-@pytest.mark.slow
-def test_a_conversion_replaces_an_earlier_one(tiny_recipe: Recipe, saved_model: Path, tmp_path: Path) -> None:
-    """With its own tokenizer, and of another run."""
-    load_tokenizer("bytes").save_pretrained(tmp_path / "tokenizer")
-    tiny_recipe.data.tokenizer = str(tmp_path / "tokenizer")
-    run, out = train(tiny_recipe, tmp_path / "trained", progress=False), tmp_path / "out"
-    for tolerance in (0.5, 0.1):
-        result = convert_run(run, tolerance, out, progress=False)
-        assert result["tolerance"] == tolerance
-    assert (out / "tokenizer").is_dir()
-    convert_run(saved_model, 0.1, out, progress=False)
-    assert not {"recipe.yaml", "run.json", "tokenizer"} & {file.name for file in out.iterdir()}

@@ -16,7 +16,6 @@ from transformers import pipeline
 
 from lagwise.models import load_model
 from lagwise.runs import evaluate_run, predict_run
-from lagwise.tasks.labelled import class_counts
 from lagwise.tasks.scores import classification_scores, regression_scores
 from lagwise.tasks.sequence_classification import ClassifiedRows
 from lagwise.training import check_recipe, load_recipe, make_task, train
@@ -76,13 +75,6 @@ def test_predictions_come_in_the_order_of_the_rows(runs: dict[str, Path]) -> Non
         assert one["p(yes)"] + one["p(no)"] == pytest.approx(1, abs=1e-5)
     with pytest.raises(ValueError, match="a column 'predicted', which predictions use"):
         predict_run(run, [{"text": "good", "predicted": 1}], progress=False)
-
-
-def test_counts_of_classes_are_shown_from_the_most_common() -> None:
-    assert class_counts({"no": 30, "yes": 1200}) == ["classes in train: yes 1,200, no 30"]
-    [line] = class_counts({f"c{i}": 100 - i for i in range(60)})
-    assert line.startswith("classes in train: c0 100, c1 99")
-    assert line.endswith("..., c57 43, c58 42, c59 41")
 
 
 def test_scores_equal_their_definitions() -> None:

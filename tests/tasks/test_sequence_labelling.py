@@ -38,12 +38,6 @@ def test_the_loss_is_a_weighted_mean_over_labelled_steps(tmp_path: Path) -> None
     torch.testing.assert_close(data.loss(out, labels, num_items_in_batch=20), each.sum() / 20)
 
 
-def test_balanced_weights_are_computed_from_train(tmp_path: Path) -> None:
-    data = opened(tmp_path, STEPS, "task.class_weights=balanced")
-    counts = torch.tensor([float(data.rows.counts["train"][name]) for name in data.label_names])
-    torch.testing.assert_close(data.weights, counts.sum() / (2 * counts))
-
-
 def test_a_causal_model_is_scored_as_it_streams(runs: dict[str, Path], tmp_path: Path) -> None:
     """Evaluation of the whole series equals streaming of its samples."""
     run = runs[EVENTS]
@@ -92,16 +86,6 @@ def test_other_recordings_are_scored_with_the_labels_of_the_run(runs: dict[str, 
     path.write_text("x,y,label\n1,2,on\n1,2,half\n")
     with pytest.raises(ValueError, match=r"row 1 of .*other.csv' is 'half', which the model does not know"):
         evaluate_run(run, source=str(path), progress=False)
-
-
-def test_predicted_events_are_positions_in_the_series(runs: dict[str, Path]) -> None:
-    (row,) = predict_run(
-        runs[EVENTS], [{"input_values": np.random.default_rng(0).normal(size=50).tolist()}], progress=False
-    )
-    for at, name, score in json.loads(row["predicted"]):
-        assert 0 <= at < 50
-        assert name in ("beat", "drop")
-        assert score > 0.5
 
 
 @pytest.mark.parametrize(

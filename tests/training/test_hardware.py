@@ -40,11 +40,6 @@ def test_bfloat16_needs_instructions_and_speed(
     assert _with(monkeypatch, capabilities, bfloat16, float32=1.0) is fast
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_product_takes_time(dtype: torch.dtype) -> None:
-    assert 0 < hardware._product_seconds(dtype) < 60
-
-
 @pytest.mark.cpu
 def test_tf32_is_refused_where_there_is_none(tiny_recipe: Recipe, tmp_path: Path) -> None:
     tiny_recipe.training.tf32 = True

@@ -68,9 +68,6 @@ def test_a_resumed_run_logs_the_same(tiny_recipe: Recipe, tmp_path: Path) -> Non
     seconds = [line["seconds"] for line in resumed]
     assert seconds == sorted(seconds)
     assert seconds[0] > 0
-    tiny_recipe.training.log_every = 1
-    every = losses(train(tiny_recipe, tmp_path / "every", progress=False))
-    assert resumed[-1]["train_loss"] == pytest.approx(sum(every.values()) / 6, rel=1e-6)
 
 
 @pytest.mark.slow

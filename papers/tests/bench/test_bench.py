@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,11 @@ from torch import Tensor, nn
 from lagwise.mixers import ToeplitzMixer
 from lagwise.ops import dilated_convolution, toeplitz_matrix
 from lagwise.ops.toeplitz import receptive_field
-from lagwise_papers.bench import ema_tcn, ops, toeplitz
+from lagwise_papers.bench import ema_tcn, ops
 from lagwise_papers.bench.harness import Comparison, check_layer, check_matrix
 from lagwise_papers.bench.peers import LiteralEMA, LiteralTNO, load_peer
 from lagwise_papers.bench.tcn_shapes import choose_tcn, covering_shapes
-from lagwise_papers.bench.timing import interleaved, save_results
+from lagwise_papers.bench.timing import interleaved
 
 
 @pytest.mark.covers("TNN eq. 21 to 26")
@@ -94,17 +93,6 @@ def test_methods_are_interleaved() -> None:
     assert all(t.lower <= t.median <= t.upper for t in timings.values())
     with pytest.raises(ValueError, match="at least 2"):
         interleaved({}, repeats=1)
-
-
-def test_layers_are_timed_and_saved(tmp_path: Path) -> None:
-    comparison = Comparison(8, tokens=128, repeats=2, memory=False, progress=False)
-    rows = toeplitz.time_layers([64], comparison, {})
-    assert set(rows[0].seconds) == {"lagwise", "literal"}
-    assert len(toeplitz.table_rows(rows)) == 2
-    save_results(tmp_path / "r.json", "command", {"layers": rows})
-    saved = json.loads((tmp_path / "r.json").read_text())
-    assert saved["results"]["layers"][0]["seconds"]["literal"]["median"] > 0
-    assert saved["torch"] == torch.__version__
 
 
 @pytest.mark.parametrize("name", ["nocolon", "no.such:thing", "lagwise_papers.bench.toeplitz:nothing"])
