@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from lagwise.ops.recurrence import varying_scan, zoh_inputs, zoh_tokens
+from lagwise.ops.recurrence import varying_scan, zoh_tokens
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 16, 17, 63])
@@ -36,14 +36,6 @@ def test_torch_func_takes_the_same_gradient() -> None:
     varying_scan(leaf, poles).sin().sum().backward()
     found = torch.func.grad(lambda x: varying_scan(x, poles).sin().sum())(x)
     torch.testing.assert_close(found, leaf.grad)
-
-
-def test_zoh_tokens_of_one_time_are_those_of_that_time() -> None:
-    exponent = torch.complex(-torch.rand(3, 2, dtype=torch.float64), 5 * torch.randn(3, 2, dtype=torch.float64))
-    for time in (0.25, 1.0, 3.0):
-        poles, factors = zoh_tokens(exponent, torch.full((1, 1), time, dtype=torch.float64))
-        torch.testing.assert_close(poles[0, 0], (exponent * time).exp())
-        torch.testing.assert_close(factors[0, 0], zoh_inputs(exponent, time))
 
 
 def test_a_token_of_no_time_leaves_the_state() -> None:

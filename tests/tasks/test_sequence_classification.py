@@ -73,8 +73,6 @@ def test_predictions_come_in_the_order_of_the_rows(runs: dict[str, Path]) -> Non
     for one, other in zip(together, alone, strict=True):
         assert one["p(yes)"] == pytest.approx(other["p(yes)"], abs=1e-5)
         assert one["p(yes)"] + one["p(no)"] == pytest.approx(1, abs=1e-5)
-    with pytest.raises(ValueError, match="a column 'predicted', which predictions use"):
-        predict_run(run, [{"text": "good", "predicted": 1}], progress=False)
 
 
 def test_scores_equal_their_definitions() -> None:
