@@ -30,6 +30,19 @@ class LeakState(NamedTuple):
     memory: Tensor
 
 
+class OwnRowsState(NamedTuple):
+    """As states of 0.2: it selects and joins its rows itself. Its tensor has the batch as its second axis."""
+
+    memory: Tensor
+
+    def map_batch(self, change: Any) -> OwnRowsState:
+        return OwnRowsState(change(self.memory.t()).t())
+
+    @staticmethod
+    def join(states: Any) -> OwnRowsState:
+        return OwnRowsState(torch.cat([state.memory for state in states], 1))
+
+
 class LeakyMixer(Mixer):
     """A leaky sum of earlier inputs: ``h_i = a h_{i-1} + W x_i``."""
 
@@ -71,6 +84,23 @@ def test_an_external_mixer_passes_the_contract_checks_and_trains(
     assert (train(tiny_recipe, tmp_path / "run", progress=False) / "model.safetensors").is_file()
     with pytest.raises(ValueError, match="LeakyMixer has no two-sided form: build it with causal=True, causal"):
         LeakyMixer(4, causal=False)
+
+
+class OwnRowsMixer(LeakyMixer):
+    def init_state(self, batch_size: int) -> Any:
+        return OwnRowsState(super().init_state(batch_size).memory.t())
+
+    def mix(self, x: Tensor, state: Any, layout: Any) -> Any:
+        y, after = super().mix(x, None if state is None else LeakState(state.memory.t()), layout)
+        return y, OwnRowsState(after.memory.t())
+
+
+def test_a_state_may_select_and_join_its_rows_itself() -> None:
+    def factory(channels: int, causal: bool) -> Mixer:
+        return OwnRowsMixer(channels, causal=causal)
+
+    for check in (testing.check_joined_states, testing.check_padding_anywhere):
+        check(factory, 4)
 
 
 class ListMixer(LeakyMixer):

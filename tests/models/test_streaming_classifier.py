@@ -82,6 +82,17 @@ def test_a_map_of_the_signal_so_far_is_reported() -> None:
     assert (whole[-1] - other).abs().max() > 1e-3  # they count
 
 
+def test_a_mean_of_many_steps_does_not_drift() -> None:
+    """A sum of a million steps in float32 would be off by thousandths."""
+    model = make("tcn", LagwiseForSequenceClassification, pooling="mean").float()
+    stream = StreamingClassifier(model)
+    hidden = torch.full((1000, 8), 0.1)
+    for _ in range(1000):
+        pooled = stream._pool(hidden)
+        stream._steps += len(hidden)
+    torch.testing.assert_close(pooled, hidden, rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("head", [LagwiseForTokenClassification, LagwiseForSequenceClassification])
 def test_missing_samples_are_not_zeros(head: Any) -> None:
     inputs = {"name": "values", "features": 2, "stride": 3, "mean": [0.5, -2.0], "std": [2.0, 0.5], "gaps": True}

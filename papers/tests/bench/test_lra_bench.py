@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 
 from lagwise.models.presets import GRID_PRESETS, PRESETS
 from lagwise_papers.bench import arena
@@ -19,6 +20,20 @@ def test_every_model_supports_every_kind_of_task(task: str, word: str) -> None:
     assert model(**batch_of(task, 2, 64)).logits.shape == (2, arena.SHAPES[task].classes)
     if task == "image" and word in GRID_PRESETS:
         check(network(task, word, two_dimensions=True), task)
+
+
+def test_wrong_results_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network("listops", "tnn")
+    right = model.forward
+
+    def wrong(**inputs):
+        found = right(**inputs)
+        found.logits = found.logits + (found.logits.dtype == torch.float32)
+        return found
+
+    monkeypatch.setattr(model, "forward", wrong)
+    with pytest.raises(RuntimeError, match="wrong results are not timed"):
+        check(model, "listops")
 
 
 def test_ratios_are_relative_to_the_transformer(
