@@ -80,7 +80,7 @@ def test_long_prompts_are_processed_in_chunks(model: LagwiseForCausalLM, monkeyp
 
 
 @pytest.mark.parametrize("words", [True, False])
-def test_long_prompts_are_encoded_in_pieces(
+def test_long_prompts_are_encoded_in_chunks(
     model: LagwiseForCausalLM, monkeypatch: pytest.MonkeyPatch, words: bool
 ) -> None:
     tokenizer = word_tokenizer(["one", "two"]) if words else load_tokenizer("bytes")
@@ -88,7 +88,7 @@ def test_long_prompts_are_encoded_in_pieces(
     options: dict[str, Any] = {"max_new_tokens": 5, "temperature": 0}
     model.generation_config.suppress_tokens = list(range(4, 258)) if words else None
     whole = [generate_text(model, tokenizer, prompt, echo=echo, **options) for echo in (True, False)]
-    monkeypatch.setattr(generation, "_PIECE", 30)
+    monkeypatch.setattr(generation, "_CHUNK_CHARACTERS", 30)
     cut: list[str] = []
     text = generate_text(model, tokenizer, prompt, write=cut.append, **options)
     assert [text, generate_text(model, tokenizer, prompt, echo=False, **options)] == whole
