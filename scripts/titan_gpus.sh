@@ -13,5 +13,5 @@ for config in tnn_48m fd_tnn_48m mega_39m megalodon_200m best_lm_14m; do
   "${run[@]}" --training.steps 50
   "${run[@]}" --training.steps 100 activation_checkpoint:selective # from step 50
   python -m lagwise.titan.export "$out/$config/checkpoint/step-100" "$out/$config/model"
-  lagwise evaluate "$out/$config/model" --data stdlib --max-tokens 100000
+  lagwise evaluate "$out/$config/model" --data stdlib --tokens 100000
 done
