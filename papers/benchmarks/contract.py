@@ -56,18 +56,14 @@ def errors(mixer: Mixer, length: int, dtype: torch.dtype) -> Iterator[tuple[str,
 @torch.no_grad()
 def main(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
-    columns = ("formula", "padding", "packing", "streaming", "future")
-    print(f"| mixer | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 1)}")
-    rows = {}
+    rows: dict[str, dict[str, object]] = {}
     for name, spec in token_mixers(args.length).items():
-        errors_by_dtype = {}
+        rows[name] = row = {"causal": directions(name)[0]}
         for dtype in (torch.float32, torch.float64):
             torch.manual_seed(0)
             mixer = build(MIXERS, spec, args.channels, what="mixer", causal=directions(name)[0]).to(dtype)
-            errors_by_dtype[str(dtype).removeprefix("torch.")] = dict(errors(mixer, args.length, dtype))
-        rows[name] = {"causal": directions(name)[0], **errors_by_dtype}
-        cells = (", ".join(f"{each[c]:.0e}" for each in errors_by_dtype.values() if c in each) for c in columns)
-        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+            row[str(dtype).removeprefix("torch.")] = dict(errors(mixer, args.length, dtype))
+        print(name, row, flush=True)
     save_results(args.out, " ".join(["python", *sys.argv]), {"length": args.length, "rows": rows})
 
 

@@ -223,7 +223,6 @@ def main(args: argparse.Namespace) -> None:
     torch.set_num_threads(args.threads)
     rows = json.loads(args.out.read_text())["results"]["rows"] if args.out.is_file() else []
     selected = [known(name, names(), "name") for name in args.names.split(",")] if args.names else names()
-    print("| method | direction | length | steps/s | of TNN's | MB |\n|---|---|---|---|---|---|")
     for length in map(int, args.lengths.split(",")):
         batch = max(1, args.tokens // length)
         for name in selected:
@@ -239,12 +238,8 @@ def main(args: argparse.Namespace) -> None:
                 continue
             except (ValueError, RuntimeError, AssertionError) as error:  # as layers of other packages raise them
                 row = {**key, "refused": one_line(error)}
-                print(f"| {name} | {key['direction']} | {length} | refused: {one_line(error)} |||", flush=True)
-            else:
-                seconds, ratio = row["step"].median, row["tnn"].median / row["step"].median
-                cells = (name, key["direction"], length, f"{1 / seconds:.2f}", f"{ratio:.2f}×")
-                memory = f"{row['memory'] / 2**20:,.0f}" if args.memory else ""
-                print(f"| {' | '.join(map(str, cells))} | {memory} |", flush=True)
+            result = f"{1 / row['step'].median:.2f} steps/s" if "step" in row else f"refused: {row['refused']}"
+            print(f"{name}, {key['direction']}, {length} tokens: {result}", flush=True)
             rows.append(row)
             save_results(args.out, " ".join(["python", *sys.argv]), {"rows": rows})
 

@@ -20,7 +20,6 @@ import importlib
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +62,9 @@ def mamba(width: int) -> nn.Module:
 def mamba2(width: int) -> nn.Module:
     from transformers import Mamba2Config, Mamba2ForCausalLM
 
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": width, "num_hidden_layers": LAYERS}
-    heads = {"head_dim": 32, "num_heads": 2 * width // 32, "n_groups": 1}
-    return Mamba2ForCausalLM(Mamba2Config(**sizes, **heads, bos_token_id=0, eos_token_id=None, pad_token_id=0))
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": width, "num_hidden_layers": LAYERS, "head_dim": 32, "n_groups": 1}
+    sizes |= {"num_heads": 2 * width // 32, "bos_token_id": 0, "eos_token_id": None, "pad_token_id": 0}
+    return Mamba2ForCausalLM(Mamba2Config(**sizes))
 
 
 def x_transformers(width: int) -> nn.Module:
@@ -179,24 +178,11 @@ def check(name: str, model: nn.Module) -> None:
         raise ValueError(f"{name} generates tokens whose logits are {short:.1e} below the largest; it is not timed")
 
 
-@dataclass(frozen=True)
-class Row:
-    """Result of a model: seconds of a training step on ``step_tokens`` tokens, None where it would take too long, and
-    of a generated token."""
-
-    model: str
-    parameters: int
-    width: int
-    length: int
-    step_tokens: int
-    step: Timing | None
-    token: Timing
-
-
 def measure(
     models: dict[str, nn.Module], widths: dict[str, int], length: int, options: argparse.Namespace
-) -> list[Row]:
-    """Time the models in turn. Models whose steps take more than ``patience`` seconds take two, both timed, and
+) -> list[dict[str, Any]]:
+    """Time the models in turn: seconds of a training step on ``step_tokens`` tokens, None where it would take too long,
+    and of a generated token. Models whose steps take more than ``patience`` seconds take two, both timed, and
     the others one more for warm-up than ``repeats``."""
     repeats, patience, step_tokens = options.repeats, options.patience, max(options.tokens, length)
     steps: dict[str, list[float]] = {name: [] for name in models}
@@ -219,7 +205,8 @@ def measure(
     sizes = {name: size(model) for name, model in models.items()}
     timed = {name: Timing.of(steps[name]) if counts[name] >= length else None for name in models}
     return [
-        Row(name, sizes[name], widths[name], length, counts[name], timed[name], Timing.of(tokens[name]))
+        {"model": name, "parameters": sizes[name], "width": widths[name], "length": length}
+        | {"step_tokens": counts[name], "step": timed[name], "token": Timing.of(tokens[name])}
         for name in models
     ]
 
@@ -243,14 +230,13 @@ def main() -> None:
     models = {name: MODELS[name](widths[name]).to(DEVICE).eval() for name in names}
     for name, model in models.items():
         check(name, model)
-    rows: list[Row] = []
+    rows: list[dict[str, Any]] = []
     for length in map(int, options.lengths.split(",")):
         rows += measure(models, widths, length, options)
         save_results(options.out, " ".join(["python", *sys.argv]), {"threads": options.threads, "rows": rows})
     for row in rows:
-        trained = "-" if row.step is None else f"{row.step_tokens / row.step.median:,.0f}"
-        speeds = f"{trained} trained, {1 / row.token.median:,.1f} generated tokens/s"
-        print(f"{row.length:6} {row.model:24} {row.parameters:,} parameters: {speeds}")
+        trained = "-" if row["step"] is None else f"{row['step_tokens'] / row['step'].median:,.0f}"
+        print(f"{row['model']}, {row['length']}: {trained} trained, {1 / row['token'].median:,.1f} generated tokens/s")
 
 
 if __name__ == "__main__":
