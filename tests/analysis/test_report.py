@@ -83,6 +83,7 @@ def test_the_report_is_self_contained(tiny_run: Path) -> None:
     assert [link.removeprefix("#") for link in page.links] == [name for name in page.ids if name in page.texts]
 
 
+@pytest.mark.slow
 def test_the_report_of_a_classifier_shows_rows_that_it_gets_wrong(tmp_path: Path) -> None:
     texts = [f"{word} {i}" for i in range(40) for word in ("alpha", "beta")]
     lines = [f"{text} <b>,{'of each pair ' * 9},{text[0]}\n" for text in texts]

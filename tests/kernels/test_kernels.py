@@ -85,6 +85,7 @@ def test_every_parameter_gets_a_gradient(spec: dict) -> None:
         assert parameter.grad.isfinite().all(), name
 
 
+@pytest.mark.slow
 @diagonal(("name", "causal"), [(name, causal) for name in KERNELS for causal in (True, False)])
 def test_one_graph_makes_the_taps_of_every_length(name: str, causal: bool) -> None:
     torch.compiler.reset()

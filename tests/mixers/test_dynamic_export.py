@@ -28,6 +28,7 @@ exported_mixers = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @exported_mixers
 @torch.no_grad()
 def test_one_graph_supports_all_lengths(name: str, options: dict) -> None:
@@ -44,6 +45,7 @@ def test_one_two_sided_graph_supports_all_lengths(name: str, options: dict) -> N
 SKI = {"kernel": {"name": "warped"}, "engine": "ski"}
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize(("causal", "engine"), [(True, "ski"), (False, {"name": "ski", "spacing": 9})])
 def test_masks_of_ski_have_dynamic_shapes(causal: bool, engine: Any) -> None:

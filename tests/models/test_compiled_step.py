@@ -66,6 +66,7 @@ def replayed(warm: Callable[[], Any], run: Callable[[], torch.Tensor], device: A
     return lambda: result.copy_(run()), result
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", [pytest.param(Plain, marks=pytest.mark.cpu), Graph])
 @pytest.mark.parametrize("kind", KINDS)
@@ -97,6 +98,7 @@ def test_streams_switch_between_the_model_and_its_step(kind: str, form: Any, mon
     assert step.runs == 74
 
 
+@pytest.mark.slow
 @pytest.mark.cpu
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)

@@ -52,6 +52,7 @@ def test_when_a_conversion_pays(kernel: dict[str, Any], words: str) -> None:
     assert re.search(words, outlook(model))
 
 
+@pytest.mark.slow
 def test_a_conversion_keeps_the_runs_own_tokenizer(tiny_recipe: Recipe, tmp_path: Path) -> None:
     """So that it is scored on the run's data wherever the run has gone."""
     load_tokenizer("bytes").save_pretrained(tmp_path / "tokenizer")

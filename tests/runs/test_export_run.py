@@ -91,6 +91,7 @@ def test_models_that_cannot_be_exported(
         export_run(saved_model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", SLOWLY)
 def test_a_forward_is_exported_for_any_length(saved_model: Path, format: str) -> None:
     figures = export_run(saved_model, format=format, what="forward")
@@ -143,6 +144,7 @@ def test_a_forward_of_fixed_length_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", SLOWLY)
 def test_a_converted_model_is_exported(saved_model: Path, format: str) -> None:
     """Its complex states are stored as pairs of real numbers."""

@@ -27,6 +27,7 @@ def first_answer(name: str, tmp_path: Path) -> Path:
     return train(recipe(name, tmp_path / "data", "training.first_answer=only"), tmp_path / "run", progress=False)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.task not in STREAMED])
 def test_trained_models_are_exported(name: str, runs: dict[str, Path]) -> None:
@@ -78,6 +79,7 @@ def padded(rows: list[torch.Tensor]) -> torch.Tensor:
     return made
 
 
+@pytest.mark.slow
 def test_an_image_processor_is_written_beside_the_file(runs: dict[str, Path]) -> None:
     run = runs["classes of images"]
     found = export_run(run, format="pt2")

@@ -86,6 +86,7 @@ def test_a_few_rows_change_the_share_little(data: Any) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["classes of text", "numbers of pairs", "classes of series", "classes of images"])
 def test_a_run_ends_with_the_first_answer_and_a_share_of_its_layers(name: str, tmp_path: Path) -> None:
     own = ("task.wide=true", "training.first_answer=none", "training.select=last")

@@ -96,6 +96,7 @@ def test_sounds_of_a_training_have_their_own_rates(sounds: Path) -> None:
     assert {*lengths.tolist()} == {400, 800}
 
 
+@pytest.mark.slow
 def test_a_model_that_counts_samples_names_what_does(sounds: Path, others: Path, tmp_path: Path) -> None:
     alone = "training.first_answer=none"
     run = train(small("signal", sounds, "task.stride=4", alone), tmp_path / "run", progress=False)

@@ -109,6 +109,7 @@ def test_wrong_options_are_named(tmp_path: Path, override: str, message: str) ->
         opened(tmp_path, EVENTS, override)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_recipe_for_signals_learns_a_folder_of_sounds(tmp_path: Path, causal: bool) -> None:

@@ -119,6 +119,7 @@ def test_columns_are_learned_and_written(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(make_task(load_recipe(str(run / "recipe.yaml"))).table(both)) == 6 * 120
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_recipe_takes_noise_away(tmp_path: Path, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:

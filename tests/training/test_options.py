@@ -223,6 +223,7 @@ def test_a_start_brings_its_tokenizer_and_may_be_deleted(tmp_path: Path) -> None
             load_recipe("classify", [*overrides, other])
 
 
+@pytest.mark.slow
 def test_a_start_brings_no_scale_of_its_data(tmp_path: Path) -> None:
     random, runs = np.random.default_rng(0), []
     for scale in (1, 100):
@@ -269,6 +270,7 @@ def test_too_few_minutes_are_refused(tiny_recipe: Recipe, tmp_path: Path, measur
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_real_steps_are_timed(tiny_recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     tiny_recipe.training.minutes = 0.02
     run = train(tiny_recipe, tmp_path / "run")

@@ -30,6 +30,7 @@ def sharded(recipe: Recipe) -> Recipe:
     return recipe
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["language_modelling", "masked_language_modelling"])
 @pytest.mark.parametrize("parallel", [1, 2])

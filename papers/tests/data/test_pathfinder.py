@@ -98,6 +98,7 @@ def test_contours_have_the_published_geometry(side: int) -> None:
         assert cdist(whole, whole)[apart & inside[:, None] & inside].min() >= 2 * margin - 1e-9
 
 
+@pytest.mark.slow
 @every_side
 def test_grey_values_and_the_distance_of_the_marks_do_not_reveal_the_label(side: int) -> None:
     images, labels, _, marks = drawn(side)
