@@ -112,6 +112,8 @@ def test_another_part_keeps_the_options_that_it_has() -> None:
         ("training.workers=100000", "training.workers must be at most 128"),
         ("data.tokenizer=", "has no value; write data.tokenizer=null for none"),
         ("data.tokenizer=# words", "has no value"),
+        ("data.source=''", "data.source must not be empty"),
+        ("data.source=' '", "data.source must not be empty"),
         ("training.steps", "written section.key=value"),
         ("trainning.steps=5", "did you mean 'training'"),
     ],

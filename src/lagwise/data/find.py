@@ -1,4 +1,4 @@
-"""What a name of data stands for: files by split, with the classes that their folders tell, or a data set."""
+"""The files or data set that a name stands for: files by split, with the classes that their folders tell."""
 
 from __future__ import annotations
 

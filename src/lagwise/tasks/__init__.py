@@ -1,4 +1,4 @@
-"""What can be learned, one per file."""
+"""Tasks, which say what is learned, one per file."""
 
 from lagwise.outside import Registry
 from lagwise.tasks.base import Metric, Table, Task, TaskData

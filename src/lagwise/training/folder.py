@@ -196,7 +196,5 @@ def _hashes(checkpoint: Path) -> dict[str, str]:
 def _settings(run: Path) -> dict[str, Any]:
     """The settings that a checkpoint must be continued with. Those of the data are checked by their key, so that they
     may be moved."""
-    if not (run / RECIPE_FILE).is_file():  # of steps that are only timed
-        return {}
     values = parsed((run / RECIPE_FILE).read_bytes(), f"{RECIPE_FILE} of {str(run)!r}")
     return {section: values.get(section) for section in ("model", "training")}

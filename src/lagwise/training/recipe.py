@@ -80,7 +80,7 @@ class TrainingOptions:
     beta2: Share = 0.98
     """Decay of AdamW's second moment."""
     epsilon: Annotated[Number, Field(gt=0)] = 1e-8
-    """Of AdamW."""
+    """Term of AdamW's denominator, beside the root of the second moment."""
     clip: Annotated[Number, Field(ge=0)] = 1.0
     """Largest gradient norm; 0 for none."""
     precision: str = "auto"
@@ -99,7 +99,7 @@ class TrainingOptions:
     workers: Annotated[Whole, Field(ge=0, le=MAX_WORKERS)] = 0
     """Processes that prepare batches, such as augmented images; 0 prepares them between the steps."""
     seed: Annotated[Whole, Field(ge=0, lt=2**32)] = 0
-    """Of weights and of the order of the data."""
+    """Seed of the weights and of the order of the data."""
     log_every: Count = 10
     """Steps between lines of the log."""
     report_to: str = "tensorboard"
@@ -135,7 +135,7 @@ class Recipe:
     words: dict[str, Any] = field(default_factory=dict)
     """Fields of `LagwiseConfig` for a kind of model, by its word: what `model=WORD` sets beside the preset."""
     data: DataOptions = field(default_factory=DataOptions)
-    """What to train and evaluate on."""
+    """Data to train and evaluate on."""
     training: TrainingOptions = field(default_factory=TrainingOptions)
     """How to train."""
 
@@ -378,7 +378,7 @@ def _check(recipe: Recipe) -> None:
         known(getattr(training, name), words, f"training.{name}")
     refuse(
         (recipe.task.get("name") is None, f"task must be a mapping with a 'name', got {recipe.task!r}"),
-        (not (data.source or "-").strip(), "data.source must not be empty"),
+        (data.source is not None and not data.source.strip(), "data.source must not be empty"),
         (not data.tokenizer.strip(), "data.tokenizer must not be empty"),
         (data.lengths == [], "data.lengths must be integers of at least 2, got []"),
         (

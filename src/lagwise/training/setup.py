@@ -1,5 +1,5 @@
-"""What a training needs before its first step: checks of the recipe, its data, what these, the machine and the minutes
-decide, and the Trainer."""
+"""Preparation of a training: checks of the recipe, its data, choices by these, by the machine and by the minutes, and
+the Trainer."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainingArguments
 from transformers.integrations import get_available_reporting_integrations
+from transformers.trainer_utils import SaveStrategy
 from transformers.utils import is_torch_tf32_available
 
 from lagwise.data.options import AUTO
@@ -207,6 +208,7 @@ def measured(recipe: Recipe, data: TaskData, clock: Callable[[], float] = time.p
     recipe = replace(recipe, training=options)
     with TemporaryDirectory() as folder, quiet():
         trainer = make_trainer(recipe, data, Path(folder), progress=False)
+        trainer.args.save_strategy = SaveStrategy.NO
         steps = _StepClock(clock)
         trainer.add_callback(steps)
         trainer.train()
