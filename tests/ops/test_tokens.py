@@ -154,3 +154,22 @@ def test_other_tensors_are_left_to_pytorch(calls: list[str], monkeypatch: pytest
     silu_product(x, x)
     rms_norm(x, EPSILON)
     assert calls == []
+
+
+def test_layers_are_exported_for_any_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only for as few as the loops in C do not serve."""
+    monkeypatch.setattr(native, "MIN_ELEMENTS", 1000)
+
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.value = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            (gate, value), biases = apply_linear(x, self.gate, self.value)
+            return silu_product(gate, value, biases)
+
+    layers, rows = Layers(), torch.export.Dim("rows")
+    graph = torch.export.export(layers, (torch.randn(3, 1, 8),), dynamic_shapes=({0: rows},), strict=False).module()
+    x = torch.randn(200, 1, 8)
+    torch.testing.assert_close(graph(x), layers(x))

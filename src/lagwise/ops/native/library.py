@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.compiler import find_compiler, load_compiled
-from lagwise.ops.operation import definitions_only, in_graph
+from lagwise.ops.operation import definitions_only, in_graph, symbolic
 
 _FOLDER = Path(__file__).parent
 _SOURCES = [_FOLDER / name for name in ("vector.h", "transform.h", "convolution.c", "lags.c", "grids.c", "tokens.c")]
@@ -54,7 +54,8 @@ def available() -> bool:
 def serves(*tensors: Tensor, min_elements: int = 0) -> bool:
     """Whether loops in C serve these tensors, of which the first has at least so many numbers, also when
     `torch.compile` calls them from its graph, of which the compiler then has less to compile."""
-    if tensors[0].numel() < min_elements and not in_graph():  # first, since every token asks
+    count = tensors[0].numel()
+    if not symbolic(count) and count < min_elements and not in_graph():  # first, since every token asks
         return False
     if not all(t.device.type == "cpu" and t.dtype in _DTYPES for t in tensors) or definitions_only():
         return False
