@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import random
 import shutil
 from datetime import date, datetime, timedelta
@@ -31,9 +32,13 @@ def write_files(folder: Path) -> None:
     (folder / "glue" / "sst2").rename(folder / "glue" / "SST-2")
     (folder / "glue" / "SST-2" / "test.tsv").write_text("index\tsentence\n0\ta film\n1\tanother film\n")
     write_images(folder)
-    for name in ("sounds", "recordings", "new-sounds"):
+    for name in ("sounds", "recordings", "new-sounds", "voices", "noise", "calls", "recorded/noisy", "recorded/clean"):
         write_sounds(folder / name)
+    shutil.copy(folder / "calls" / "yes" / "0.wav", folder / "call.wav")
     write_books(folder / "books")
+    notes = [{"id": path.stem, "text": path.read_text()[:2000]} for path in (folder / "books").iterdir()]
+    (folder / "notes.jsonl").write_text("".join(json.dumps(each) + "\n" for each in notes))
+    write_signals(folder)
     write_genes(folder)
     write_heartbeats(folder / "mit-bih")
 
@@ -63,6 +68,8 @@ def write_tables(folder: Path) -> None:
     start = datetime(2024, 1, 1)
     hours = "".join(f"{start + timedelta(hours=i)},{i % 24},{i % 7}\n" for i in range(60 * 24))
     (folder / "my.csv").write_text("date,a,b\n" + hours)
+    odd = "".join(f"{start + timedelta(hours=i):%d.%m.%Y,%H:%M},{i % 24 + i % 5}\n" for i in range(30 * 24))
+    (folder / "odd.csv").write_text(f"day,hour,load\n{odd}total,,9999\n")
     (folder / "sales.csv").write_text("store,date,sales,price,holiday,visitors,region\n" + sales())
     (folder / "series").mkdir()
     weeks = "".join(f"{i},{1 + i % 52},{1 + i % 7}\n" for i in range(966))  # above 0, as the benchmark takes logarithms
@@ -106,6 +113,24 @@ def write_sounds(folder: Path) -> None:
             wavfile.write(folder / name / f"{i}.wav", 8000, (wave * 20000).astype(np.int16))
 
 
+def write_signals(folder: Path) -> None:
+    """Sensors of boilers, a file for each, and visits of two kinds with a date for each sample."""
+    rng = np.random.default_rng(0)
+    for number in range(20):
+        heat = rng.normal(size=400).cumsum()
+        rows = "".join(f"{x:.3f},{y:.3f}\n" for x, y in zip(heat, 2 * heat, strict=True))
+        path = folder / "boilers" / f"{number}.csv" if number else folder / "new-boilers.csv"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("heat,flow\n" + rows)
+    for name in ("visits", "new-visits"):
+        for kind in ("ill", "well"):
+            (folder / name / kind).mkdir(parents=True)
+            for number in range(20):
+                days = [date(2024, 1, 1) + timedelta(days=int(day)) for day in rng.integers(1, 9, 30).cumsum()]
+                values = "".join(f"{day},{rng.normal() + (kind == 'ill'):.3f}\n" for day in days)
+                (folder / name / kind / f"{number}.csv").write_text("date,value\n" + values)
+
+
 def write_books(folder: Path) -> None:
     """Texts of random words, each with words of its own."""
     folder.mkdir()
@@ -123,7 +148,8 @@ def write_genes(folder: Path) -> None:
         sequences = ["".join(draw.choices(letters, k=200)) for _ in range(60)]
         (folder / "hosts" / f"{host}.fa").write_text("".join(f">{i}\n{each}\n" for i, each in enumerate(sequences)))
         records += [f">{host}{i} [organism={host}]\n{each}\n" for i, each in enumerate(sequences)]
-    (folder / "genes.fa.gz").write_bytes(gzip.compress("".join(records).encode()))
+    for name in ("genes", "genome"):
+        (folder / f"{name}.fa.gz").write_bytes(gzip.compress("".join(records).encode()))
 
 
 def write_heartbeats(folder: Path) -> None:

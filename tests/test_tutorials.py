@@ -1,7 +1,8 @@
 """The code of the README and of the documentation runs, on small data and with few steps.
 
 Left out are CONTRIBUTING, whose blocks are targets of the Makefile, the page on clusters, whose commands start several
-processes (tests/training starts such), a web server's configuration, and a download.
+processes (tests/training starts such), a web server's configuration, downloads, benchmarks of published sounds, and
+what stands beside ours of other packages.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class device:
     parts = [torch.randn(n, 2) for n in (0, 7, 1000)]
     def read():
         return device.parts.pop() if device.parts else None
+values, days = torch.randn(30, 1), torch.arange(30.0)
 """
 GIVEN = {"checking": LOADED, "clients": LOADED, "export": LOADED, "forecasting": SERIES, "signals": DEVICE}
 PACKAGES = {
@@ -88,6 +90,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "convert runs/best-lm --tolerance 1e-3",
     ):
         lagwise(folder, command.split())
+    for name, source in (("encoder", "tnn-mlm"), ("hyena", "best-lm")):  # in place of longer trainings and an import
+        shutil.copytree(folder / "runs" / source, folder / "runs" / name)
     return folder
 
 
@@ -168,7 +172,8 @@ def served(folder: Path, words: list[str]) -> Iterator[int]:
 
 def python(folder: Path, page: Path, port: int = 8000) -> str:
     """What the Python of a page prints, one block after another, in one program."""
-    code = "\n".join([GIVEN.get(page.stem, ""), *blocks(page, "python")])
+    own = [block for block in blocks(page, "python") if not block.startswith("# theirs")]
+    code = "\n".join([GIVEN.get(page.stem, ""), *own])
     return run([sys.executable, "-c", code.replace("8000", str(port))], folder)
 
 
@@ -203,6 +208,8 @@ def command(folder: Path, page: Path, words: list[str]) -> None:
             shutil.copytree(folder / "runs" / "best-lm", folder / out)
         case ["lagwise", *rest]:
             lagwise(folder, rest)
+        case ["python", "benchmarks/denoise.py" | "benchmarks/sound_rates.py", *_]:  # on Debian's packages of sounds
+            pass
         case ["python", script, *rest]:
             few = written(STEPS) if rest[0] == "train" else []
             run([sys.executable, str(ROOT / script), *rest, *few], folder)
