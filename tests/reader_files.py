@@ -63,6 +63,7 @@ def write_tables(folder: Path) -> None:
     start = datetime(2024, 1, 1)
     hours = "".join(f"{start + timedelta(hours=i)},{i % 24},{i % 7}\n" for i in range(60 * 24))
     (folder / "my.csv").write_text("date,a,b\n" + hours)
+    (folder / "sensor.csv").write_text("flow,heat\n" + "".join(f"{i % 60},{i % 7}\n" for i in range(6000)))
     (folder / "sales.csv").write_text("store,date,sales,price,holiday,visitors,region\n" + sales())
     (folder / "series").mkdir()
     weeks = "".join(f"{i},{1 + i % 52},{1 + i % 7}\n" for i in range(966))  # above 0, as the benchmark takes logarithms
