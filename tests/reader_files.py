@@ -70,6 +70,7 @@ def write_tables(folder: Path) -> None:
     (folder / "my.csv").write_text("date,a,b\n" + hours)
     odd = "".join(f"{start + timedelta(hours=i):%d.%m.%Y,%H:%M},{i % 24 + i % 5}\n" for i in range(30 * 24))
     (folder / "odd.csv").write_text(f"day,hour,load\n{odd}total,,9999\n")
+    (folder / "sensor.csv").write_text("flow,heat\n" + "".join(f"{i % 60},{i % 7}\n" for i in range(6000)))
     (folder / "sales.csv").write_text("store,date,sales,price,holiday,visitors,region\n" + sales())
     (folder / "series").mkdir()
     weeks = "".join(f"{i},{1 + i % 52},{1 + i % 7}\n" for i in range(966))  # above 0, as the benchmark takes logarithms

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -95,7 +94,7 @@ def test_alarms_of_lines_like_those_held_out_are_as_many_as_asked(run: Path, tmp
     error = 3 * (0.05 * 0.95 * (1 / 1000 + 1 / 1000)) ** 0.5
     assert abs(np.mean([row["alarm"] for row in rows]) - 0.05) < error
     assert all(row["alarm"] == (row["p"] <= 0.05) for row in rows)
-    watch.bits_per_byte([b"no such line was there"])
+    watch.measure([b"no such line was there"])
     assert watch.surprises([b"\xff\x00" * 20])[0]["alarm"]
 
 
@@ -110,14 +109,14 @@ def test_scores_are_those_of_the_whole_text(opened: Any, held_out: Path) -> None
     parts = nats[-sum(sizes) :].split(sizes)
     expected = [float(part.mean()) / np.log(2) for part in parts]
     several = opened()
-    scores = [score for i in range(0, 40, 7) for score in several.bits_per_byte(lines[i : i + 7])]
-    np.testing.assert_allclose(watch.bits_per_byte(lines), expected, rtol=1e-4)
+    scores = [score for i in range(0, 40, 7) for score in several.measure(lines[i : i + 7])]
+    np.testing.assert_allclose(watch.measure(lines), expected, rtol=1e-4)
     np.testing.assert_allclose(scores, expected, rtol=1e-4)
 
     by_host, only = opened(by="host"), opened(by="host")
     chosen = [i for i, line in enumerate(lines) if b'"h1"' in line]
-    together = by_host.bits_per_byte([b"[]", *lines, b"\xff"])[1:-1]
-    alone = only.bits_per_byte([lines[i] for i in chosen])
+    together = by_host.measure([b"[]", *lines, b"\xff"])[1:-1]
+    alone = only.measure([lines[i] for i in chosen])
     np.testing.assert_allclose([together[i] for i in chosen], alone, rtol=1e-4)
 
 
@@ -149,10 +148,10 @@ def test_streams_are_as_many_as_fit(opened: Any, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(watching, "MAX_STREAMS", 4)
     watch = opened(by="id", alarms=0.5)
     for i in range(9):
-        watch.bits_per_byte([f'{{"id": {i}}}'.encode()])
+        watch.measure([f'{{"id": {i}}}'.encode()])
     assert len(watch.carried.caches) == 4
-    before = watch.bits_per_byte([b'{"id": 8}'])
-    assert before != watch.bits_per_byte([b'{"id": 1}'])  # begins anew
+    before = watch.measure([b'{"id": 8}'])
+    assert before != watch.measure([b'{"id": 1}'])  # begins anew
 
 
 def test_lines_of_any_size_are_cut_in_constant_memory() -> None:
@@ -169,34 +168,14 @@ def test_lines_of_any_size_are_cut_in_constant_memory() -> None:
     assert len(lines[2].text) == LONGEST
 
 
-class Input:
-    """A pipe that another thread fills."""
-
-    def __init__(self, data: bytes):
-        self.descriptor, end = os.pipe()
-
-        def fill() -> None:
-            with os.fdopen(end, "wb") as file:
-                file.write(data)
-
-        self.thread = threading.Thread(target=fill)
-        self.thread.start()
-
-
-def watched(watch: Watch, data: bytes, **options: Any) -> tuple[list[dict[str, Any]], list[str]]:
-    rows: list[dict[str, Any]] = []
-    reports: list[str] = []
-    source = Input(data)
-    watch_run(watch, source.descriptor, rows.extend, report=reports.append, **options)
-    source.thread.join()
-    os.close(source.descriptor)
-    return rows, reports
-
-
-def test_binary_and_long_lines_lose_nothing(opened: Any) -> None:
+def test_binary_and_long_lines_lose_nothing(opened: Any, tmp_path: Path) -> None:
     usual = lines_of(3, seed=6)
     data = b"\n".join([usual[0], bytes(b for b in range(256) if b != 10), usual[1], b"y" * 200_000, usual[2]])
-    rows, reports = watched(opened(), data)
+    (tmp_path / "lines").write_bytes(data)
+    rows: list[dict[str, Any]] = []
+    reports: list[str] = []
+    with (tmp_path / "lines").open("rb") as file:
+        watch_run(opened(), file.fileno(), rows.extend, report=reports.append)
     assert reports == ["line 4 has 200,000 bytes, of which the first 65,536 are scored"]
     assert rows[1]["alarm"]
     assert [row["text"].encode() for row in rows[::2]] == usual
@@ -211,7 +190,7 @@ def test_a_closed_pipe_and_a_full_disk_lose_nothing(
     lines, state = lines_of(8, seed=7), tmp_path / "watch.state"
     log = as_file(lines, tmp_path / "growing.log")
     monkeypatch.setattr(watching, "_READ", len(lines[0]) + 1)
-    expected = opened().bits_per_byte(lines)
+    expected = opened().measure(lines)
 
     rows: list[dict[str, Any]] = []
 
@@ -288,6 +267,42 @@ def test_a_model_whose_state_grows_is_refused(tmp_path: Path) -> None:
     run = saved(tmp_path / "run", "transformer-alibi-lm", num_hidden_layers=1)
     result = CliRunner().invoke(app, ["watch", str(run), "--alarms", "0.5"])
     assert "a stream needs states of constant size" in str(result.exception)
+
+
+def test_samples_are_watched_beside_their_predictions(tmp_path: Path) -> None:
+    """A run of the command; scores are those of the whole signal's predictions, in any parts and with a state."""
+    x = np.sin(np.arange(3000) / 5)[:, None] * [1, 20] + np.random.default_rng(0).normal(size=(3000, 2)) * 0.01
+    lines = [f"{a:.6g},{b:.6g}".encode() for a, b in x]
+    records = [f'{{"b": {b:.6g}, "of": "it", "a": {a:.6g}}}'.encode() for a, b in x[2400:]]
+    records[100] = b'{"of": "it", "a": 0, "b": 100}'
+    (log := tmp_path / "machine.csv").write_bytes(b"\n".join([b"a,b", *lines[:2400]]))
+    task = ["task.ahead=3", "task.stride=3", "task.delay=0", "task.window=0", "task.loss=mse", "data.length=99"]
+    size = ["model.hidden_size=8", "model.num_hidden_layers=1", "training.steps=40", "training.evaluate_every=40"]
+    words = ["train", "--recipe", "denoise", "--data", str(log), "--out", str(tmp_path / "run"), *task, *size]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    state = tmp_path / "watch.state"
+    watch = Watch(tmp_path / "run", alarms=0.01, by="of", state=state)
+    assert len(watch.scores) == 240  # the last tenth
+    model: Any = watch.model
+    samples = torch.tensor([[json.loads(record)[name] for name in "ab"] for record in records])
+    with torch.no_grad():
+        predicted = model(input_values=samples[None]).regression_outputs[0]
+    errors = ((samples[3:] - predicted[:-3]) / torch.tensor(model.outputs.std)).abs().amax(1)
+    scores = [score for i in range(0, 200, 50) for score in watch.measure(records[i : i + 50])]
+    rows = watch.surprises(records[200:])
+    scores += [row["deviations"] for row in rows]
+    np.testing.assert_allclose(scores, [0, 0, 0, *errors], rtol=1e-3, atol=1e-5)
+    assert scores[100] > watch.threshold
+    watch.save(state)
+    again = Watch(tmp_path / "run", alarms=0.01, by="of", state=state)
+    bad = [b"a,b", b"", b"1,\xff", b"1e300,1", b'{"a": 1, "b": null}', b"1,2,3"]
+    more = [*bad, *lines[:9], *records[:9]]
+    assert again.measure(more) == pytest.approx(watch.measure(more), rel=1e-4)
+    assert np.isinf(watch.measure(bad)).tolist() == [True, True, True, True, False, True]
+    assert watching.written(watch.surprises(bad[:1])).split()[0::2] == ["inf", "ALARM"]
+    with pytest.raises(ValueError, match="only a language model can `learn`"):
+        Watch(tmp_path / "run", learn=1e-3)
 
 
 def test_a_run_without_text_says_how_to_calibrate(run: Path, held_out: Path) -> None:

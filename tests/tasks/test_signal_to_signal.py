@@ -186,7 +186,7 @@ def test_gaps_are_filled(tmp_path: Path) -> None:
         ("data.source=null", "needs signals to learn from"),
         ("task.loss=mae", "unknown `loss`: 'mae'"),
         ("task.ratios=[]", "at least one ratio in dB"),
-        ("task.targets=[z]", r"with `noise` or `hide` the inputs are made"),
+        ("task.targets=[z]", r"with `noise`, `hide` or `ahead` the inputs"),
         ("task.delay=80", r"`length` 64 is less than `stride` and `delay`, 4 \+ 80"),
         ("task.window=2", r"`window` must be 0 or at least `stride` \+ `delay` = 4, got 2"),
         ("task.noise=nowhere", "nowhere"),

@@ -15,7 +15,7 @@ from lagwise.process import Stopped, quick_imports
 
 
 def watch(
-    run: Annotated[Path, run_argument("Folder of a language model, trained on such lines.")],
+    run: Annotated[Path, run_argument("Folder of a model trained on such lines, or on such samples.")],
     file: Annotated[
         Path | None,
         typer.Argument(parser=existing_file, metavar="[FILE]", help="Follow this file; else read standard input."),
@@ -35,7 +35,8 @@ def watch(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON lines.")] = False,
 ) -> None:
-    """Show how surprising each line is: its bits per byte, a threshold, and ALARM where it is exceeded.
+    """Show how surprising each line is: its bits per byte, a threshold, and ALARM where it is exceeded. By a model that
+    predicts a signal, a line is a sample, and its score the distance from its prediction in standard deviations.
 
     Each line is read after all lines before it, in constant memory. The threshold is that of held-out lines: of others
     like them, at most the asked share exceeds it. A file is followed until Ctrl-C, and from the state on if there is
@@ -46,6 +47,11 @@ def watch(
     lagwise watch runs/log < today.log
 
     lagwise watch runs/log /var/log/syslog --state syslog.state --alarms 1e-4
+
+    lagwise train --recipe denoise --data sensor.csv --out runs/next task.ahead=1 task.stride=1
+    task.delay=0 task.window=0 task.loss=mse
+
+    read-sensor | lagwise watch runs/next
     """
     with quick_imports():
         from lagwise.runs.watch import Watch, watch_run, written

@@ -297,8 +297,8 @@ class WholeSignals:
     input_values ``(samples, features)`` and labels ``(samples, outputs)``, those of ``delay`` samples before, -100
     where a target is missing, as the Trainer counts labels."""
 
-    def __init__(self, pairs: SignalPairs, split: str, damage: Damage, delay: int = 0):
-        self.pairs, self.split, self.damage, self.delay = pairs, split, damage, delay
+    def __init__(self, pairs: SignalPairs, split: str, damage: Damage, delay: int = 0, ahead: int = 0):
+        self.pairs, self.split, self.damage, self.delay, self.ahead = pairs, split, damage, delay, ahead
         self.rows: Any = pairs.splits[split].with_format("arrow")
         self.lengths = pairs.splits[split]["length"][:]
         self._last: tuple[int, Whole] | None = None
@@ -341,9 +341,10 @@ class WholeSignals:
         return self._last[1]
 
     def read(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the inputs and targets as they are stored."""
+        """Return the inputs as they are stored, and the targets, those of ``ahead`` samples later."""
         row, inputs = _row(self.rows, number), self.pairs.inputs
-        return row[:, :inputs], row[:, : self.pairs.outputs] if self.pairs.same else row[:, inputs:]
+        targets = row[:, : self.pairs.outputs] if self.pairs.same else row[:, inputs:]
+        return row[:, :inputs], delayed(targets, -self.ahead)
 
 
 def power(x: np.ndarray) -> float:
@@ -353,7 +354,7 @@ def power(x: np.ndarray) -> float:
 
 
 def delayed(targets: np.ndarray, delay: int) -> np.ndarray:
-    """Delay the targets of the outputs: sample n has that of sample ``n - delay``, NaN before the first."""
-    late = np.full_like(targets, np.nan)
-    late[delay:] = targets[: max(0, len(targets) - delay)]
+    """Delay the targets of the outputs: sample n has that of sample ``n - delay``, NaN where there is none."""
+    late, count = np.full_like(targets, np.nan), max(0, len(targets) - abs(delay))
+    late[max(delay, 0) :][:count] = targets[max(-delay, 0) :][:count]
     return late

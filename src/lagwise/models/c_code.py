@@ -6,15 +6,17 @@ import importlib
 import math
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
 
 import numpy as np
+import torch
 
 from lagwise.compiler import find_compiler
 from lagwise.files import one_line
+from lagwise.models.export import INTEGER_TOLERANCE, TOLERANCE, ExportedStep, step_of, stream_example
 from lagwise.tables import counted
 
 _SECONDS = 600  # of the compiler and of the checked program
@@ -25,43 +27,36 @@ _BYTES = {"float": 4, "int32_t": 4, "int64_t": 8, "_Bool": 1, "double": 8}
 _PRODUCTS = ("MatMul", "Gemm")
 
 
-def write_c(
-    graph: Path,
-    folder: Path,
-    examples: np.ndarray,
-    expected: np.ndarray,
-    limit: float,
-    count: int,
-    title: str,
-    notes: Sequence[str],
+def export_c(
+    model: Any, graph: Path, figures: Mapping[str, Any], title: str, notes: Sequence[str], integers: Path | None = None
 ) -> dict[str, Any]:
-    """Write ``step.c``, ``step.h`` and ``main.c`` for an exported step, and check them with the C compiler of this
-    machine, if it has one (`lagwise.compiler.find_compiler`).
+    """Write ``step.c``, ``step.h`` and ``main.c`` for a model's step, beside its ONNX file, which is removed. The code
+    is checked with the C compiler of this machine, if it has one (`lagwise.compiler.find_compiler`).
 
     Args:
-        graph: The step as an ONNX file: one input and its state, one output and the next state.
-        folder: Folder for the files.
-        examples: Inputs of consecutive steps, ``(steps, ...)``.
-        expected: Outputs for them, ``(steps, ...)``.
-        limit: Largest difference of an output.
-        count: Its `multiplications`.
-        title: First line of the comment in ``step.h``.
-        notes: Further lines.
+        graph: The step as an ONNX file, ``step.onnx``.
+        figures: Those of `export_step` for it.
+        title, notes: First line of the comment in ``step.h``, and further ones.
+        integers: The step in 8-bit integers, an ONNX file that is written instead; the code is compared with it.
 
-    Returns:
-        A dict: ``state_bytes``, of the state of a stream; ``constant_bytes``; ``multiplications`` of a step, and its
-        ``samples``. With a compiler also ``difference``, the largest of an output, and, if the compiler states them,
-        ``flash_bytes``, code and constants compiled by ``-Os`` for this machine's processor, and ``stack_bytes``.
-
-    Raises:
-        ValueError: If the generator refuses the step, or the compiled code gives other outputs.
+    Returns a dict of sizes in bytes (for this machine's processor, by ``-Os``), ``multiplications`` and ``samples`` of
+    a step, and the largest ``difference``. ValueError if the generator refuses the step, or the compiled code gives
+    other outputs.
     """
+    step, limit = step_of(model), TOLERANCE
+    given, outputs_given = stream_example(model, step)
+    if integers is not None:
+        run, limit = ExportedStep(integers, step.start(1)), INTEGER_TOLERANCE
+        outputs_given = torch.stack([run(each).reshape(outputs_given.shape[1:]) for each in given])
+    examples, expected = given.numpy(), outputs_given.numpy()
+    limit *= float(np.abs(expected).max())
+    folder, source = graph.parent, integers or graph
     onnx = importlib.import_module("onnx")
-    proto = onnx.load(graph)
+    proto = onnx.load(source)
     inputs, outputs = ([_declared(each) for each in part] for part in (proto.graph.input, proto.graph.output))
     (kind, _, input_shape), (_, _, output_shape) = inputs[0], outputs[0]
     states = [(kind, re.sub(r"\W", "_", name.replace("past.", "state_", 1)), shape) for kind, name, shape in inputs[1:]]
-    generate(graph, folder / "step.c")
+    generate(source, folder / "step.c")
     arguments = [_cast(f"const {kind}", input_shape, "inputs"), *(f"past->{name}" for _, name, _ in states)]
     arguments += [_cast("float", output_shape, "outputs"), *(f"present->{name}" for _, name, _ in states)]
     wrapper = _template("step.c", kind=kind, arguments=", ".join(arguments))
@@ -70,11 +65,13 @@ def write_c(
     vector = {"given": _numbers(examples[:_VECTOR]), "expected": _numbers(expected[:_VECTOR])}
     text = _template("main.c", steps=min(_VECTOR, len(examples)), limit=f"{limit:.3e}", kind=kind, **vector)
     (folder / "main.c").write_text(text, encoding="utf-8")
-    figures: dict[str, Any] = {
+    sizes: dict[str, Any] = {
+        "states": figures["states"],
+        "checked_tokens": figures["checked_tokens"],
         "state_bytes": 2 * sum(_BYTES[kind] * math.prod(shape) for kind, _, shape in states) + 8,
         "constant_bytes": sum(onnx.numpy_helper.to_array(each).nbytes for each in proto.graph.initializer),
         "samples": input_shape[0],
-        "multiplications": count,
+        "multiplications": multiplications(graph),
     }
 
     def write_header(more: Sequence[str]) -> None:
@@ -94,9 +91,10 @@ def write_c(
     write_header([])
     compiler = find_compiler()
     if compiler is not None:
-        figures |= _checked(compiler, folder, examples, expected, limit)
-    write_header(["", *size_lines(figures)])
-    return figures
+        sizes |= _checked(compiler, folder, examples, expected, limit)
+    write_header(["", *size_lines(sizes)])
+    graph.unlink()
+    return sizes
 
 
 def size_lines(figures: dict[str, Any]) -> list[str]:
@@ -113,8 +111,7 @@ def size_lines(figures: dict[str, Any]) -> list[str]:
 
 
 def multiplications(path: Path) -> int:
-    """The multiplications and divisions of matrix products, convolutions and elementwise operations in an ONNX file of
-    fixed shapes; powers, roots and activations do not count."""
+    """Multiplications and divisions in an ONNX file of fixed shapes; powers, roots and activations do not count."""
     onnx = importlib.import_module("onnx")
     graph = onnx.shape_inference.infer_shapes(onnx.load(path)).graph
     shapes = {each.name: _declared(each)[2] for each in (*graph.input, *graph.value_info, *graph.output)}

@@ -16,16 +16,12 @@ _TOKEN_ATTRIBUTES = ("recent", "real")  # of a cache, about the tokens so far; N
 
 
 class CarriedStates:
-    """The caches of a language model after the latest chunk of each of several streams, by number, detached from the
+    """The caches of a model after the latest chunk of each of several streams, by number, detached from the
     graph.
 
-    Args:
-        model: The language model, in evaluation mode.
-        who: What needs the states, for messages.
-        changes: Whether the weights change between chunks; states then get what is derived of the new weights.
-
-    Raises:
-        ValueError: For a model whose state grows with the text, or that takes texts up to a length only.
+    The model, of language or of signals, is in evaluation mode; ``who`` needs the states, for messages. Where the
+    weights change between chunks (``changes``), states get what is derived of the new weights. ValueError for a model
+    whose state grows, or that takes rows up to a length only.
     """
 
     def __init__(self, model: Any, who: str, *, changes: bool):
@@ -34,12 +30,12 @@ class CarriedStates:
         for part in model.modules():
             if isinstance(part, Mixer) and (part.grows or not part.streams):
                 raise ValueError(
-                    f"{who} needs states of constant size, and {type(part).__name__} has none: its state grows with "
-                    "the text, or there is none"
+                    f"{who} needs states of constant size, and {type(part).__name__} has none: its state grows, or "
+                    "there is none; if its kernels have no end, convert it to a state space first"
                 )
         if model.length_limit is not None:
             raise ValueError(
-                f"{who} needs a model of texts of any length, and this one takes at most {model.length_limit} tokens"
+                f"{who} needs a model of any length, and this one takes at most {model.length_limit} tokens or steps"
             )
 
     def before(self, stream: int) -> StreamingCache:

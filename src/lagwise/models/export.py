@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from lagwise.extras import require
 from lagwise.files import one_line
 from lagwise.mixers.derived import frozen
-from lagwise.models.c_code import multiplications, write_c
 from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.classification import LagwiseForImageClassification, LagwiseForSequenceClassification
 from lagwise.models.embeddings import INPUTS
@@ -50,23 +49,11 @@ def require_format(format: str) -> None:
 
 
 def export_step(model: Any, path: Path) -> dict[str, Any]:
-    """Write a `StreamingStep` or `SignalStep` for one row and check it against the model.
+    """Write a `StreamingStep` or `SignalStep` for one row, in the format of the path's suffix, and check it.
 
-    ONNX: inputs ``token`` (1,) of a language model or ``samples`` (stride, features) of a signal, and ``past.NAME`` for
-    every tensor of the state; outputs ``logits`` (1, vocab_size), or those of `SignalStep`, ``probabilities`` or
-    ``outputs``, and ``present.NAME``. pt2: ``torch.export.load(path).module()(inputs, state)``. States are zero before
-    the first step.
-
-    Args:
-        model: A language model, or a model of signals that streams.
-        path: File to write; its suffix is the format.
-
-    Returns:
-        A dict: ``states`` with their types and shapes; ``checked_tokens``, the number of random tokens or samples
-        compared; and ``difference``, the largest difference from the model's output relative to the largest output.
-
-    Raises:
-        ValueError: If the difference is over 1e-4 (the file is removed), or if the model has no step of fixed shapes.
+    Returns a dict: ``states`` with their types and shapes, ``checked_tokens``, the number of random tokens or samples
+    compared, and ``difference``, the largest from the model's output relative to the largest output. ValueError if it
+    is over 1e-4 (the file is removed), or if the model has no step of fixed shapes.
     """
     step: Any = step_of(model)
     state = step.start(1)
@@ -108,54 +95,17 @@ def stream_example(model: Any, step: Any) -> tuple[Tensor, Tensor]:
     return x.unflatten(0, (steps, stream.stride)), expected.reshape(steps, *step.shape)
 
 
-def export_c(
-    model: Any,
-    graph: Path,
-    figures: Mapping[str, Any],
-    title: str,
-    notes: Sequence[str],
-    integers: Path | None = None,
-) -> dict[str, Any]:
-    """Write a model's step as C code (`write_c`), beside its ONNX file, which is removed.
-
-    Args:
-        graph: The step as an ONNX file, ``step.onnx``.
-        figures: The figures of `export_step` for it, which are part of the result.
-        title, notes: As of `write_c`.
-        integers: The step in 8-bit integers, an ONNX file that is written instead; the code is compared with it.
-    """
-    step = step_of(model)
-    examples, expected = stream_example(model, step)
-    limit = TOLERANCE
-    if integers is not None:
-        run = ExportedStep(integers, step.start(1))
-        expected, limit = torch.stack([run(each).reshape(expected.shape[1:]) for each in examples]), INTEGER_TOLERANCE
-    limit *= float(expected.abs().max())
-    tensors, count = (examples.numpy(), expected.numpy()), multiplications(graph)
-    written = write_c(integers or graph, graph.parent, *tensors, limit, count, title, notes)
-    graph.unlink()
-    return {"states": figures["states"], "checked_tokens": figures["checked_tokens"], **written}
-
-
 def export_forward(model: Any, path: Path, sides: Sequence[int] | None = None) -> dict[str, Any]:
     """Write a model's forward pass over whole rows and check it against the model.
 
-    Inputs: what the model reads, ``input_ids`` (batch, length), ``input_values`` (batch, length * stride, features),
-    ``pixel_values`` (batch, channels, height, width) or ``past_values`` (batch, patches * patch, channels), NaN where
-    they are missing; ``attention_mask`` (batch, length), zero at padding on either side, but for images, forecasts and
-    causal language models: pad the texts of these on the right, which does not affect earlier tokens; and
-    ``token_type_ids`` (batch, length) for pairs of texts, and where the model has embeddings of types. The number of
-    rows, of forecast channels and the length are open; ``sides`` are the height and the width of images. Outputs are
-    those of the model, such as ``logits``. A long kernel is a direct convolution, so the cost per token is proportional
-    to the kernel's reach.
+    Inputs are those that the model reads, with an ``attention_mask`` but for images, forecasts and causal language
+    models. The number of rows, of forecast channels and the length are open; ``sides`` are the height and the width of
+    images. A long kernel is a direct convolution, so the cost per token is proportional to the kernel's reach.
 
     Results are as in `export_step`, with the names of ``inputs`` and ``outputs`` instead of ``states``. The compared
     lengths are one token (two of pairs and forecasts), a prime number of tokens and a longer one, with padding on both
-    sides.
-
-    Raises:
-        ValueError: As in `export_step`; for a model whose graph would depend on values or on the length, and for images
-            without sides.
+    sides. ValueError as in `export_step`, for a model whose graph would depend on values or on the length, and for
+    images without sides.
     """
     if model.config.input_name == "patches" and sides is None:
         raise ValueError("a model of images is exported for one size of images; give their `sides`")
@@ -266,12 +216,7 @@ def load_function(path: Path) -> Callable[..., Sequence[Tensor]]:
 
 
 class ExportedStep:
-    """An exported step, which keeps the state of a stream.
-
-    Args:
-        path: The file.
-        state: The state before the first step, as of `StreamingStep.start`.
-    """
+    """An exported step, which keeps the state of a stream, at first that of `StreamingStep.start`."""
 
     def __init__(self, path: Path, state: dict[str, Tensor]):
         self.state, self._kind, self._function = state, path.suffix, load_function(path)
@@ -370,7 +315,4 @@ def _checked(path: Path, tokens: int, differences: Sequence[float], tolerance: f
     return {"checked_tokens": tokens, "difference": max(differences)}
 
 
-EXPORTS: dict[str, Callable[..., dict[str, Any]]] = {
-    "forward": export_forward,
-    "step": export_step,
-}
+EXPORTS: dict[str, Callable[..., dict[str, Any]]] = {"forward": export_forward, "step": export_step}

@@ -26,11 +26,14 @@ class SignalStream:
     reads them in whole steps. Subclasses implement `_step`, and extend `reset`.
 
     Args:
-        model: A causal model of real values, in evaluation mode, whose weights must not change.
+        model: A causal model of real values, in evaluation mode, whose weights must not change. Memory is bounded if
+            its mixers stream in constant memory: moving averages, dilated convolutions, kernels with an end or as state
+            spaces (`LagwisePreTrainedModel.to_recurrent`), attention in chunks.
         chunk: Largest number of steps to compute at once, which bounds the memory of a long push.
 
     Raises:
-        ValueError: For a model that is bidirectional or in training mode, or that has a limit of length.
+        ValueError: For another kind of model, one that is bidirectional or in training mode, or one with a limit of
+            length.
     """
 
     #: noun used in error messages
@@ -63,6 +66,7 @@ class SignalStream:
 
     def reset(self) -> None:
         """Start again: the next sample is the first of a signal."""
+        self._cache = None if isinstance(self.model, LinearModel) else self.model.model.new_cache()
         weight = next(self.model.parameters())
         kind = torch.promote_types(weight.dtype, torch.float32)  # the model standardises samples before it rounds them
         self._waiting = weight.new_zeros(0, self.features, dtype=kind)  # samples of the incomplete step
@@ -129,15 +133,11 @@ class SignalStream:
         whole = len(x) - len(x) % self.stride
         self._waiting = x[whole:].clone()
         parts = [self._step(part) for part in x[:whole].split(self.chunk * self.stride) if len(part)]
-        return torch.cat(parts) if parts else self._nothing()
+        return torch.cat(parts) if parts else x.new_zeros(0, self.size)
 
     def _step(self, samples: Tensor) -> Tensor:
         """Compute the outputs of whole steps, and add their number to `_steps`."""
         raise NotImplementedError
-
-    def _nothing(self) -> Tensor:
-        """Empty outputs, for no steps."""
-        return self._waiting.new_zeros(0, self.size)
 
 
 class StreamingClassifier(SignalStream):
@@ -154,17 +154,8 @@ class StreamingClassifier(SignalStream):
     A first answer of series (`LagwiseLinearForSequenceClassification`) streams too. With a
     `LagwiseForTokenClassification` these are the probabilities of the step; with a
     `LagwiseForSequenceClassification` those of the signal up to and including the step. Of several labels
-    (``problem_type="multi_label_classification"``) each has a probability of its own.
-
-    Args:
-        model: A causal model of real values, in evaluation mode, whose weights must not change. Memory is bounded if
-            the model's mixers stream in constant memory: moving averages, dilated convolutions, kernels with an end or
-            as state spaces (`LagwisePreTrainedModel.to_recurrent`), attention in chunks.
-        chunk: Largest number of steps to compute at once, which bounds the memory of a long push.
-
-    Raises:
-        ValueError: For another kind of model, one that is bidirectional or in training mode, or one with a limit of
-            length.
+    (``problem_type="multi_label_classification"``) each has a probability of its own. Arguments and errors are those of
+    `SignalStream`.
 
     >>> from lagwise.models import LagwiseConfig, LagwiseForSequenceClassification
     >>> inputs = {"name": "values", "features": 2}
@@ -195,7 +186,6 @@ class StreamingClassifier(SignalStream):
         """Start again: the next sample is the first of a signal."""
         super().reset()
         self._state: Any = None if self._fixed is None else self._fixed.start(1)
-        self._cache = None if self.is_linear else self.model.model.new_cache()
         weight = self.model.classifier.weight
         wide = torch.float32 if weight.device.type == "mps" else torch.float64  # a sum of 10^7 steps stays exact enough
         self._pooled = weight.new_zeros(1, 0 if self.is_linear else self.model.config.hidden_size, dtype=wide)
@@ -209,9 +199,8 @@ class StreamingClassifier(SignalStream):
         if self.is_linear:
             logits = self.model.classifier(fixed)
         else:
-            hidden = self.model.model(input_values=samples[None], cache=self._cache, use_cache=True).last_hidden_state[
-                0
-            ]
+            out = self.model.model(input_values=samples[None], cache=self._cache, use_cache=True)
+            hidden = out.last_hidden_state[0]
             if isinstance(self.model, LagwiseForSequenceClassification):
                 logits = self.model.answer(self._pool(hidden), fixed)
             else:
@@ -247,15 +236,7 @@ class StreamingRegressor(SignalStream):
 
     The outputs, put together, are those for the whole signal at once, up to rounding: one for every sample, in order.
     ``push`` gives that of a sample ``latency`` samples after it at most: the model's delay, and what is left of a step.
-
-    Args:
-        model: A causal model in evaluation mode, whose weights must not change. Memory is bounded if its mixers stream
-            in constant memory, as for `StreamingClassifier`.
-        chunk: Largest number of steps to compute at once, which bounds the memory of a long push.
-
-    Raises:
-        ValueError: For another kind of model, one that is bidirectional or in training mode, or one with a limit of
-            length.
+    Arguments and errors are those of `SignalStream`.
     """
 
     noun = "a streaming regressor"
@@ -271,7 +252,6 @@ class StreamingRegressor(SignalStream):
     def reset(self) -> None:
         """Start again: the next sample is the first of a signal."""
         super().reset()
-        self._cache = self.model.model.new_cache()
         outputs, weight = self.model.outputs, next(self.model.parameters())
         before = outputs.before if outputs.window else 0
         self._before = weight.new_zeros(1, before, self.features - self.timed, dtype=self._waiting.dtype)
@@ -288,7 +268,7 @@ class StreamingRegressor(SignalStream):
         by `lagwise predict`. The next push starts another signal."""
         count, last = self.samples, self._waiting[-1:] if len(self._waiting) else self._last
         if last is None:
-            return self._nothing()
+            return self._waiting.new_zeros(0, self.size)
         returned = self._steps * self.stride - self.delay + self._early  # outputs so far
         steps = -(-(count + self.delay) // self.stride)
         outputs = self._through(last.expand(steps * self.stride - count, -1))[: count - returned]
@@ -322,12 +302,8 @@ class SignalStep(StreamingStep):
     ``(classes,)``, the probabilities of a classifier, or ``(stride, outputs)`` of a regressor, of whose first ``delay``
     there is no sample; state as in `StreamingStep`, for one row.
 
-    Args:
-        model: A model that streams.
-
-    Raises:
-        ValueError: As the streams and `StreamingStep`; for samples with times of their own, whose steps differ in
-            length, and for a first answer, alone or beside layers.
+    ValueError as the streams and `StreamingStep`; for samples with times of their own, whose steps differ in length,
+    and for a first answer, alone or beside layers.
     """
 
     def __init__(self, model: Any):

@@ -13,10 +13,10 @@ from transformers.utils import IMAGE_PROCESSOR_NAME
 
 from lagwise._version import __version__
 from lagwise.files import beside, file_digest, is_unused, read_json, saved_whole, write_json
-from lagwise.models.c_code import generate
+from lagwise.models.c_code import export_c, generate
 from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.conversion import CONVERSION_FILE
-from lagwise.models.export import EXPORTS, export_c, require_format
+from lagwise.models.export import EXPORTS, require_format
 from lagwise.models.loading import load_model, quiet
 from lagwise.models.signal_stream import stream_of
 from lagwise.tables import known
@@ -44,9 +44,7 @@ def export_run(
             `lagwise.models.export`). By default ``step`` of language models and of ``c`` and ``executorch``, and
             ``forward`` of others.
         quantize: ``int8`` for products of weights in 8-bit integers, of a step of a signal as ``onnx`` or ``c``
-            (`lagwise.runs.quantize`).
-
-    All else is in float32.
+            (`lagwise.runs.quantize`). All else is in float32.
 
     Returns the content of ``out/export.json``. ValueError if the file's outputs differ from the model's, for the step
     of a model that has none, and as `export_step` and `export_forward`; ImportError for a missing package;
@@ -72,9 +70,10 @@ def export_run(
     processor = run / IMAGE_PROCESSOR_NAME
     sides = {"sides": list(read_json(processor)["size"].values())} if processor.is_file() and what == "forward" else {}
     with tempfile.TemporaryDirectory() as folder, quiet():
-        model, graph, integers = model.float(), Path(folder, "step.onnx"), None
-        figures: dict[str, Any] = {}
-        step = EXPORTS["step"](model, graph) if format == "c" or quantize is not None else {}
+        model, integers = model.float(), None
+        graph = Path(folder, "step.onnx" if format == "c" else name)
+        step = EXPORTS[what](model, graph, **sides)
+        figures: dict[str, Any] = {} if format == "c" or quantize is not None else step
         if quantize is not None:
             from lagwise.runs.quantize import compare, quantize_step
 
@@ -86,12 +85,8 @@ def export_run(
         if format == "c":
             title = f"One step of {run.name}, exported by lagwise {__version__}."
             figures |= export_c(model, graph, step, title, _notes(run, model, figures.get("int8")), integers)
-        elif integers is None:
-            figures |= EXPORTS[what](model, Path(folder, name), **sides)
-        if integers is not None and format == "c":
-            integers.unlink()
-        elif integers is not None:
-            integers.replace(graph)
+        if integers is not None:
+            integers.unlink() if format == "c" else integers.replace(graph)
         files = list(Path(folder).iterdir())  # weights of more than 1.5 GB are beside an ONNX file
         figures["bytes"] = sum(file.stat().st_size for file in files)
         meta = _meta(run, out, name, model, tokenizer)

@@ -24,18 +24,9 @@ _QUANTIZED = ["MatMul", "Gemm"]  # products with weights; states and all else st
 
 
 def quantize_step(run: Path, model: Any, path: Path, out: Path, *, progress: bool = True) -> TaskData:
-    """Write an exported step with products of weights in 8-bit integers, by onnxruntime's static quantisation. Ranges
-    of activations are those of training examples.
-
-    Args:
-        run: Folder of the run, whose data must not have changed.
-        model: The run's model.
-        path: The step as an ONNX file.
-        out: File to write.
-
-    Returns:
-        The run's data.
-    """
+    """Write the exported step ``path`` of a run's model with products of weights in 8-bit integers to ``out``, by
+    onnxruntime's static quantisation, with the ranges of training examples. Returns the run's data, which must not
+    have changed."""
     quantization = importlib.import_module("onnxruntime.quantization")
     recipe, task = open_run(run)
     require_unchanged(run, recipe)
@@ -62,13 +53,10 @@ def quantize_step(run: Path, model: Any, path: Path, out: Path, *, progress: boo
 
 
 def compare(data: TaskData, model: Any, path: Path, *, progress: bool = True) -> dict[str, Any]:
-    """Evaluate a model and its exported step on held-out data, as the task does: the step streams whole recordings.
-
-    Returns a dict: ``metric``, the name of the task's headline metric, and its values ``float`` and ``int8``.
-    """
+    """The task's headline ``metric`` on held-out data, of a model, ``float``, and of its exported step, ``int8``."""
     name = data.headline.name
     scores = {}
-    for kind, own in (("float", model), ("int8", FileModel(model, SignalStep(model), path))):
+    for kind, own in (("float", model), ("int8", FileModel(model, path))):
         result = data.evaluate(own, progress=progress)
         scores[kind] = float(result["test" if "test" in result else "valid"][name])
     return {"metric": name, **scores}
@@ -89,18 +77,13 @@ def _in_steps(samples: Tensor, step: SignalStep) -> Tensor:
 
 
 class FileModel:
-    """A stand-in for a model in evaluations: outputs are those of an exported step, which streams whole recordings.
-
-    Args:
-        model: The model.
-        step: Its step.
-        path: The exported step.
-    """
+    """A stand-in for a model in evaluations, whose exported step streams whole recordings."""
 
     device = torch.device("cpu")
 
-    def __init__(self, model: Any, step: SignalStep, path: Path):
-        self.config, self.step, self.run = model.config, step, ExportedStep(path, step.start(1))
+    def __init__(self, model: Any, path: Path):
+        self.config, self.step = model.config, SignalStep(model)
+        self.run = ExportedStep(path, self.step.start(1))
         self.outputs = getattr(model, "outputs", None)
         self.whole = type(model).__name__ == "LagwiseForSequenceClassification"
         self.regresses = isinstance(model, LagwiseForSignalRegression)

@@ -62,10 +62,8 @@ def embed(
 
 @dataclass
 class Vector:
-    """The vector of a document, or of the window of it that begins at the token ``start`` (from 0).
-
-    values: ``(hidden_size,)``, in float32 and of length 1, once it is complete; before, a sum in float64.
-    """
+    """The vector of a document, or of the window of it that begins at the token ``start`` (from 0): its values
+    ``(hidden_size,)`` in float32 and of length 1, once it is complete; before, a sum in float64."""
 
     document: Any
     start: int
@@ -144,16 +142,12 @@ def windows(parts: Iterable[np.ndarray], size: int, step: int) -> Iterator[tuple
 
 
 class _Reader:
-    """Reads chunks of documents, short ones in batches of similar lengths.
-
-    Attributes:
-        streams: Whether the model can continue a text.
-        span: The tokens that it reads without windows; None for any number.
-    """
+    """Reads chunks of documents, short ones in batches of similar lengths."""
 
     def __init__(self, model: LagwiseModel, pooling: str, turn: _Turn):
         self.model, self.pooling, self.turn = model, pooling, turn
-        self.streams = model.config.causal and model.has_state
+        self.streams = model.config.causal and model.has_state  # whether the model can continue a text
+        # The tokens that it reads without windows; None for any number.
         self.span = model.length_limit if self.streams else min(_SPAN, model.length_limit or _SPAN)
         self.rows: deque[Vector] = deque()
         self.waiting: list[tuple[Vector, np.ndarray, int, int]] = []

@@ -1,4 +1,5 @@
-"""Streams of lines, such as logs, beside a language model: how surprising each line is, with a calibrated threshold."""
+"""Streams of lines, such as logs or samples, beside a model that predicts them: how surprising each line is, with a
+calibrated threshold."""
 
 from __future__ import annotations
 
@@ -25,10 +26,13 @@ from lagwise.data import open_source
 from lagwise.data.tokenizers import encode_texts, spellings
 from lagwise.files import RECIPE_FILE, file_digest, lock, one_line, saved_whole
 from lagwise.models.carried import CarriedStates
-from lagwise.models.loading import load_language_model
+from lagwise.models.causal_lm import LagwiseForCausalLM
+from lagwise.models.loading import load_model
+from lagwise.models.signal_regression import LagwiseForSignalRegression
+from lagwise.models.signal_stream import StreamingRegressor
 from lagwise.process import Stopped
 from lagwise.progress import progress_bar
-from lagwise.runs.evaluate import require_unchanged
+from lagwise.runs.evaluate import open_run, require_unchanged
 from lagwise.training import load_run, make_task
 from lagwise.training.dynamic import SEGMENT, OnlineLearner, token_nats
 from lagwise.training.optimizer import sparse_tables
@@ -39,6 +43,7 @@ MAX_STREAMS = 256  # the stream that has been silent for longest is forgotten
 _TOKENS_AT_ONCE = 4096
 _READ = 16_384  # bytes of input at once: the work that a signal waits for
 _POLL_SECONDS, _SAVE_SECONDS = 0.25, 60.0
+_LARGEST = 1e6  # standard deviations from the mean: a sample beyond could overflow the states
 _CALIBRATION = 10  # times the lines without which no threshold keeps the asked rate
 
 
@@ -87,15 +92,21 @@ def _needed(alarms: float) -> int:
 class Watch:
     """Scores the lines of streams, each with all of its stream before it as context, in constant memory.
 
-    A line's score is its bits per byte, its end included. An alarm is a score over the threshold of held-out lines
-    (`conformal_threshold`), which are scored first and in the same way.
+    The score of a line is, by a language model, its bits per byte, its end included. By a model of signals that
+    predicts samples ahead, a line is a sample, numbers or a JSON record of them, and its score is the largest distance
+    from its prediction, in standard deviations of the training data: 0 where nothing is predicted yet or the sample is
+    missing. It is infinite for a line without the numbers of a sample, which the model reads as a missing one.
+
+    An alarm is a score over the threshold of held-out lines (`conformal_threshold`), which are scored first and in the
+    same way.
 
     Args:
-        run: Folder of a language model, which must stream in constant memory.
+        run: Folder of a language model, or of a run of `SignalToSignal` with ``ahead``. The model must stream in
+            constant memory.
         alarms: Alarms per line, at most, among lines like those of the calibration.
         calibrate: A file of held-out lines; by default the test split of the run's own data.
         by: A field of JSON lines: those with different values are separate streams, and those without it are one.
-        learn: Learning rate at which the model learns from the lines that it has scored (`OnlineLearner`).
+        learn: Learning rate at which a language model learns from the lines that it has scored (`OnlineLearner`).
         state: A file to continue from, if it exists, instead of a calibration.
 
     Raises:
@@ -113,17 +124,11 @@ class Watch:
         state: Path | None = None,
         progress: bool = False,
     ):
-        self.model, self.tokenizer = load_language_model(run)
-        try:
-            self.carried = CarriedStates(self.model, "a stream", changes=learn is not None)
-        except ValueError as error:
-            raise ValueError(f"{error}; if its kernels have no end, convert it to a state space first") from error
-        self._as_bytes = spellings(self.tokenizer)[:256] == [bytes([i]) for i in range(256)]
-        self._tables = ExitStack()
-        if learn is not None:
-            self._tables.enter_context(sparse_tables(self.model, TrainingOptions()))
-        self.learner = None if learn is None else OnlineLearner(self.model, learn)
-        self._streams: OrderedDict[str | None, tuple[int, int]] = OrderedDict()  # row and last token; the latest last
+        model, tokenizer = load_model(run)
+        of_signals = isinstance(model, LagwiseForSignalRegression)
+        self._reader: Any = _Samples(run, model, learn) if of_signals else _Text(run, model, tokenizer, learn)
+        self.model, self.carried, self.learner = model, self._reader.carried, self._reader.learner
+        self._streams: OrderedDict[str | None, tuple[int, Any]] = OrderedDict()  # row and memory; the latest last
         self.lines, self._rows = 0, 0  # so far
         self.position: dict[str, int] = {}  # of the next line in a file: `device`, `inode` and `offset`
         weights = file_digest(Path(run) / "model.safetensors").hex()
@@ -132,73 +137,53 @@ class Watch:
         if state is not None and state.exists():
             self._load(state)
         else:
-            lines = [*islice(_held_out(run, calibrate), _CALIBRATION * (_needed(alarms) + 1))]
+            held_out = self._reader.held_out(run) if calibrate is None else _lines_of(calibrate)
+            lines = [*islice(held_out, _CALIBRATION * (_needed(alarms) + 1))]
             conformal_threshold(np.zeros(len(lines)), alarms)  # whether they are enough
             with progress_bar(desc="calibrating", total=len(lines), unit="line", show=progress) as bar:
                 for i in range(0, len(lines), 100):
-                    self.scores = np.append(self.scores, self.bits_per_byte(lines[i : i + 100]))
+                    self.scores = np.append(self.scores, self.measure(lines[i : i + 100]))
                     bar.update(len(lines[i : i + 100]))
             self.scores.sort()
+            if of_signals:  # the samples of today do not follow those that were held out
+                self._streams.clear()
+                self.carried.caches.clear()
         self.threshold = conformal_threshold(self.scores, alarms)
 
-    def bits_per_byte(self, lines: Sequence[bytes]) -> list[float]:
+    def measure(self, lines: Sequence[bytes]) -> list[float]:
         """Score lines, which follow those before. Infinite where the model gives NaN."""
         streams: dict[str | None, list[int]] = {}
         for i, line in enumerate(lines):
             streams.setdefault(self._stream_of(line), []).append(i)
         scores = [0.0] * len(lines)
         for name, indices in streams.items():
-            ids = [self._encoded(lines[i]) for i in indices]
-            nats = self._nats(name, np.concatenate(ids))
-            for i, part in zip(indices, np.split(nats, np.cumsum([len(each) for each in ids[:-1]])), strict=True):
-                bits = float(part.sum()) / math.log(2) / (len(lines[i]) + 1)
-                scores[i] = bits if math.isfinite(bits) else math.inf
+            begins = name not in self._streams
+            if begins and len(self._streams) == MAX_STREAMS:
+                del self.carried.caches[self._streams.popitem(last=False)[1][0]]
+            row, memory = self._streams.pop(name, (self._rows, None))
+            self._rows += begins
+            found, memory = self._reader.read(row, memory, [lines[i] for i in indices])
+            self._streams[name] = row, memory
+            for i, score in zip(indices, found, strict=True):
+                scores[i] = score if math.isfinite(score) else math.inf
         return scores
 
     def surprises(self, lines: Sequence[bytes]) -> list[dict[str, Any]]:
-        """Score lines. Returns for each its number ``line``, ``bits_per_byte``, ``threshold``, ``alarm``, ``p``, the
-        share of held-out lines, and itself, with at least this score, and ``text``."""
+        """Score lines. Returns for each its number ``line``, the score, ``bits_per_byte`` or ``deviations``,
+        ``threshold``, ``alarm``, ``p``, the share of held-out lines, and itself, with at least this score, and
+        ``text``."""
         rows = []
-        for line, score in zip(lines, self.bits_per_byte(lines), strict=True):
+        for line, score in zip(lines, self.measure(lines), strict=True):
             self.lines += 1
             above = len(self.scores) + 1 - int(np.searchsorted(self.scores, score))
-            row = {"line": self.lines, "bits_per_byte": score, "threshold": self.threshold}
+            row = {"line": self.lines, self._reader.score: score, "threshold": self.threshold}
             row |= {"alarm": score > self.threshold, "p": above / (len(self.scores) + 1)}
             rows.append({**row, "text": line.decode(errors="backslashreplace")})
         return rows
 
     def _stream_of(self, line: bytes) -> str | None:
-        if self.by is None:
-            return None
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            return None
-        return json.dumps(record[self.by]) if isinstance(record, dict) and self.by in record else None
-
-    def _encoded(self, line: bytes) -> np.ndarray:
-        if self._as_bytes:
-            return np.frombuffer(line + b"\n", dtype=np.uint8).astype(np.int64)
-        return encode_texts([line.decode(errors="replace") + "\n"], self.tokenizer, False)[0]
-
-    def _nats(self, name: str | None, ids: np.ndarray) -> np.ndarray:
-        """Compute nats of the next tokens of a stream."""
-        begins = name not in self._streams
-        if begins and len(self._streams) == MAX_STREAMS:
-            del self.carried.caches[self._streams.popitem(last=False)[1][0]]
-        end: Any = self.tokenizer.eos_token_id
-        row, last = self._streams.pop(name, (self._rows, end))
-        self._rows += begins
-        tokens, parts = torch.from_numpy(np.append(last, ids)), []
-        size = _TOKENS_AT_ONCE if self.learner is None else SEGMENT
-        nats = partial(token_nats, self.model) if self.learner is None else self.learner.nats
-        with torch.inference_mode() if self.learner is None else nullcontext():
-            for start in range(0, len(ids), size):
-                cache = self.carried.before(row)
-                parts.append(nats(tokens[:-1][start : start + size], tokens[1:][start : start + size], cache))
-                self.carried.after(row, cache)
-        self._streams[name] = row, int(ids[-1])
-        return torch.cat(parts).double().numpy()
+        record = None if self.by is None else _record(line)
+        return None if record is None or self.by not in record else json.dumps(record[self.by])
 
     def score(self, lines: Sequence[bytes], write: Callable[[list[dict[str, Any]]], None]) -> None:
         """Score lines and write their `surprises`. If writing fails, they have not been read: all but what was learned
@@ -236,19 +221,122 @@ class Watch:
         self.lines, self._rows, self.position = about["lines"], about["rows"], about["place"]
 
 
-def _held_out(run: Path, calibrate: Path | None) -> Iterator[bytes]:
-    """Yield held-out lines of a file, or of the test split of a run's own text."""
-    if calibrate is not None:
-        with open(calibrate, "rb") as file:
-            for lines in cut(iter(lambda: file.read(_READ), b"")):
-                yield from (line.text for line in lines)
-        return
-    if not (run / RECIPE_FILE).is_file():
-        raise ValueError(f"{str(run)!r} is a model without text of its own; give held-out lines as `calibrate`")
-    recipe = load_run(run)
-    require_unchanged(run, recipe)
-    for document in open_source(make_task(recipe).source).documents("test"):
-        yield from (line.encode() for line in document.removesuffix("\n").split("\n"))
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _lines_of(path: Path) -> Iterator[bytes]:
+    with open(path, "rb") as file:
+        for lines in cut(iter(lambda: file.read(_READ), b"")):
+            yield from (line.text for line in lines)
+
+
+class _Text:
+    """Lines of text beside a language model. A stream's memory is its last token."""
+
+    score = "bits_per_byte"
+
+    def __init__(self, run: Path, model: Any, tokenizer: Any, learn: float | None):
+        if not isinstance(model, LagwiseForCausalLM):
+            raise ValueError(f"{str(run)!r} is a {type(model).__name__}, which predicts no lines; see `predict`")
+        self.model, self.tokenizer = model, tokenizer
+        self.carried = CarriedStates(model, "a stream", changes=learn is not None)
+        self._as_bytes = spellings(tokenizer)[:256] == [bytes([i]) for i in range(256)]
+        self._tables = ExitStack()
+        if learn is not None:
+            self._tables.enter_context(sparse_tables(model, TrainingOptions()))
+        self.learner = None if learn is None else OnlineLearner(model, learn)
+
+    def held_out(self, run: Path) -> Iterator[bytes]:
+        """The lines of the test split of a run's own text."""
+        if not (run / RECIPE_FILE).is_file():
+            raise ValueError(f"{str(run)!r} is a model without text of its own; give held-out lines as `calibrate`")
+        recipe = load_run(run)
+        require_unchanged(run, recipe)
+        for document in open_source(make_task(recipe).source).documents("test"):
+            yield from (line.encode() for line in document.removesuffix("\n").split("\n"))
+
+    def read(self, row: int, last: int | None, lines: Sequence[bytes]) -> tuple[list[float], int]:
+        ids = [self._encoded(line) for line in lines]
+        first: Any = self.tokenizer.eos_token_id if last is None else last
+        tokens, parts = torch.from_numpy(np.concatenate([[first], *ids])), []
+        size = _TOKENS_AT_ONCE if self.learner is None else SEGMENT
+        nats = partial(token_nats, self.model) if self.learner is None else self.learner.nats
+        with torch.inference_mode() if self.learner is None else nullcontext():
+            for start in range(0, len(tokens) - 1, size):
+                cache = self.carried.before(row)
+                parts.append(nats(tokens[:-1][start : start + size], tokens[1:][start : start + size], cache))
+                self.carried.after(row, cache)
+        by_line = torch.cat(parts).double().split([len(each) for each in ids])
+        scores = [float(part.sum()) / math.log(2) / (len(line) + 1) for part, line in zip(by_line, lines, strict=True)]
+        return scores, int(tokens[-1])
+
+    def _encoded(self, line: bytes) -> np.ndarray:
+        if self._as_bytes:
+            return np.frombuffer(line + b"\n", dtype=np.uint8).astype(np.int64)
+        return encode_texts([line.decode(errors="replace") + "\n"], self.tokenizer, False)[0]
+
+
+class _Samples:
+    """Samples beside a model that predicts them. A stream's memory is the samples of its incomplete step, and the
+    predictions of the next samples."""
+
+    score, learner = "deviations", None
+
+    def __init__(self, run: Path, model: Any, learn: float | None):
+        _, self.task = open_run(run)
+        if not getattr(self.task, "ahead", 0):
+            raise ValueError(
+                f"{str(run)!r} predicts no samples, so none can surprise it; train with the task's `ahead`"
+            )
+        if learn is not None:
+            raise ValueError("only a language model can `learn` from what it has scored")
+        self.carried, self.stream = CarriedStates(model, "a stream", changes=False), StreamingRegressor(model)
+        self.mean, self.deviations = torch.tensor(model.outputs.mean or 0.0), torch.tensor(model.outputs.std or 1.0)
+
+    def held_out(self, run: Path) -> Iterator[bytes]:
+        """The samples of the test split of a run's own signals, one after the other."""
+        require_unchanged(run, load_run(run))
+        data: Any = self.task.open(run=run, progress=False)
+        for whole in data.signals["test"]:
+            yield from (" ".join(map(str, sample)).encode() for sample in whole.inputs.tolist())
+
+    @torch.inference_mode()
+    def read(self, row: int, memory: list[Any] | None, lines: Sequence[bytes]) -> tuple[list[float], list[Any]]:
+        stream, width = self.stream, self.stream.features
+        missing = [math.nan] * width
+        read = [self._sample(line) for line in lines]
+        x = torch.tensor([missing if sample is None else sample for sample in read])
+        wrong = ((x - self.mean).abs() > _LARGEST * self.deviations).any(1)
+        x[wrong] = math.nan
+        wrong |= torch.tensor([sample is None for sample in read])
+        if memory is None and read[0] is None:
+            wrong[0] = False  # names of columns
+        waiting, predicted = memory or ([], [missing] * self.task.ahead)
+        cache = self.carried.before(row)
+        vars(stream).update(_cache=cache, _waiting=torch.tensor(waiting).reshape(-1, width))
+        y = torch.cat([torch.tensor(predicted), stream.push(x).nan_to_num(math.inf, math.inf, -math.inf)])
+        self.carried.after(row, cache)
+        errors = ((x - y[: len(x)]) / self.deviations).abs()
+        scores = errors.masked_fill(errors.isnan(), 0).amax(1).masked_fill(wrong, math.inf)
+        return scores.tolist(), [stream._waiting.tolist(), y[len(x) :].tolist()]
+
+    def _sample(self, line: bytes) -> list[float] | None:
+        """The numbers of a line, NaN where one is missing; None if it has others than those of a sample."""
+        record = _record(line)
+        try:
+            if record is not None:
+                cells = [record.get(name) for name in self.task.features or record]
+            else:
+                cells = line.split(b",") if b"," in line else line.split() or [b""]
+            sample = [math.nan if cell is None or cell in (b"", b"NA") else float(cell) for cell in cells]
+        except (TypeError, ValueError):
+            return None
+        return sample if len(sample) == self.stream.features else None
 
 
 class _Stop:
@@ -358,6 +446,7 @@ def _follow(path: Path, position: dict[str, int], stop: _Stop) -> Iterator[bytes
 
 
 def written(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return lines for people: bits per byte, threshold, ALARM where it is exceeded, and the text."""
-    figures = "{bits_per_byte:9.3f} {threshold:9.3f} {mark:5} {text}\n"
-    return "".join(figures.format(**row, mark="ALARM" if row["alarm"] else "") for row in rows)
+    """Return lines for people: the score, threshold, ALARM where it is exceeded, and the text."""
+    columns = (row.values() for row in rows)
+    marks = {True: "ALARM", False: ""}
+    return "".join(f"{score:9.3f} {limit:9.3f} {marks[a]:5} {text}\n" for _, score, limit, a, _, text in columns)

@@ -27,6 +27,7 @@ from lagwise.data.signals import (
     WholeSignals,
     check_loud,
     checked_signal,
+    delayed,
     open_inputs,
     open_signals,
     prepare_signals,
@@ -51,13 +52,13 @@ _SHOWN_SAMPLES = 1000  # samples of a test signal in the report
 
 
 class SignalToSignal(Task):
-    """A number or vector for every sample of a signal: the signal without noise, with its gaps filled, or what another
-    sensor would have measured.
+    """A number or vector for every sample of a signal: the signal without noise, with its gaps filled, some samples
+    later, or what another sensor would have measured.
 
     Data: pairs of sounds by the names of their files, columns of tables, or lists in records (`open_signals`). With
-    ``noise`` or ``hide`` the data are the targets alone, and the inputs are made of them: in training newly in every
-    window, of held-out signals always the same. Training uses random windows of ``data.length`` samples, evaluation
-    whole signals.
+    ``noise``, ``hide`` or ``ahead`` the data are the targets alone, and the inputs are made of them: in training newly
+    in every window, of held-out signals always the same. Training uses random windows of ``data.length`` samples,
+    evaluation whole signals.
 
     Options:
         features: columns of the inputs, in this order; found in the data.
@@ -71,6 +72,8 @@ class SignalToSignal(Task):
         ratios: of the signal's power to the noise's, in dB; each window draws one.
         hide: share of the samples of each input that is hidden, to learn to fill gaps.
         hide_length: samples that are hidden together.
+        ahead: samples ahead that a causal model predicts, at least ``stride``: the output of a sample is the estimate
+            of the sample so many later, without a delay, window, noise or hidden samples.
         rate: sampling rate of sound files in Hz; found in the data.
         time: column of the times of samples, as in `SequenceClassification`; needs a stride of 1, and no delay, window,
             noise or hidden samples.
@@ -98,11 +101,12 @@ class SignalToSignal(Task):
         ratios: list[Number] | None = None,
         hide: Share = 0.0,
         hide_length: Count = 1,
+        ahead: Annotated[WholeNumber, Field(ge=0)] = 0,
         rate: Count | None = None,
         time: str | None = None,
     ):
         super().__init__(data)
-        self.makes_inputs = noise is not None or hide > 0  # from the targets
+        self.makes_inputs = noise is not None or hide > 0 or ahead > 0  # from the targets
         refuse(
             (
                 (noise is None) != (ratios is None),
@@ -112,8 +116,8 @@ class SignalToSignal(Task):
             (ratios == [], "`ratios` must have at least one ratio in dB, got []"),
             (
                 self.makes_inputs and targets is not None,
-                f"`targets` {targets!r} are for data with targets; with `noise` or `hide` the inputs are made of the "
-                "columns `features`",
+                f"`targets` {targets!r} are for data with targets; with `noise`, `hide` or `ahead` the inputs are made "
+                "of the columns `features`",
             ),
             (
                 data.length < stride + delay,
@@ -124,14 +128,19 @@ class SignalToSignal(Task):
                 f"`window` must be 0 or at least `stride` + `delay` = {stride + delay}, got {window}",
             ),
             (
+                ahead > 0 and (ahead < stride or delay or window or noise is not None or hide > 0),
+                f"`ahead` must be at least `stride` = {stride}, and needs `delay=0`, `window=0`, and no `noise` or "
+                f"`hide`, got {ahead}, {delay}, {window}, {noise!r} and {hide:g}",
+            ),
+            (
                 time is not None and (stride != 1 or delay or window or self.makes_inputs),
                 "`time`, of samples with times of their own, needs `stride=1`, `delay=0`, `window=0`, and "
-                f"no `noise` or `hide`, got {stride}, {delay}, {window}, {noise!r} and {hide:g}",
+                f"no `noise`, `hide` or `ahead`, got {stride}, {delay}, {window}, {noise!r} and {hide:g}",
             ),
         )
         self.headline = LOSSES[known(loss, LOSSES, "`loss`")]
         self.features, self.targets, self.rate, self.time = features, targets, rate, time
-        self.stride, self.delay, self.window, self.loss = stride, delay, window, loss
+        self.stride, self.delay, self.window, self.loss, self.ahead = stride, delay, window, loss, ahead
         self.noise, self.ratios, self.hide, self.hide_length = noise, ratios or [], hide, hide_length
 
     @cached_property
@@ -168,6 +177,8 @@ class SignalToSignal(Task):
         super().check_config(config)
         if self.delay and not config.causal:
             raise ValueError(f"a two-sided model (`causal=false`) needs no `delay`, got {self.delay}; set it to 0")
+        if self.ahead and not config.causal:
+            raise ValueError(f"a two-sided model has seen the {self.ahead} samples `ahead`; give `causal=true`")
 
     def key(self) -> str:
         return key_of([self.source.key(), None if self.noises is None else self.noises.key()])
@@ -183,7 +194,8 @@ class SignalToSignal(Task):
         if noises is not None:
             check_loud(noises, str(self.noise))
         damage = Damage(noises, self.ratios, self.hide, self.hide_length)
-        return SignalData(self, pairs, {split: WholeSignals(pairs, split, damage, self.delay) for split in SPLITS})
+        options = (damage, self.delay, self.ahead)
+        return SignalData(self, pairs, {split: WholeSignals(pairs, split, *options) for split in SPLITS})
 
     def _open_other(self, source: str, run: Path, progress: bool) -> SignalData:
         """The signals of other data must have targets."""
@@ -200,7 +212,7 @@ class SignalToSignal(Task):
                     f"{signal.where} has {shapes[0]} inputs and {shapes[1]} outputs, but the model has {expected[0]} "
                     f"and {expected[1]}"
                 )
-            whole.append(Whole(signal.inputs, signal.targets, None))
+            whole.append(Whole(signal.inputs, delayed(signal.targets, -self.ahead), None))
             hertz.append(signal.rate)
         signals = SignalData(self, scored={"test": whole})
         signals._hertz = hertz if self.rate is not None else None
