@@ -70,8 +70,14 @@ def test_missing_rows_do_not_change_the_states() -> None:
     x = np.random.default_rng(0).normal(size=(200, 1)).cumsum(0)
     missing = np.zeros(x.shape, dtype=bool)
     missing[50:90] = True
-    filled = np.where(missing, x[49], x)
-    assert fit_smoothing(filled, missing, 1).level >= 0.8
+    found = fit_smoothing(np.where(missing, x[49], x), missing, 1)
+    assert found.level >= 0.8
+    assert fit_smoothing(np.where(missing, 1e3, x), missing, 1) == found
+
+
+def test_the_criterion_counts_parameters_and_first_states() -> None:
+    """A level and its first state, the same of a trend, a damping; a season of m rows and its parameter, less one."""
+    assert [variant.parameters for variant in VARIANTS] == [2, 4, 5, 6, 9]
 
 
 @pytest.mark.parametrize("logs", [False, True])

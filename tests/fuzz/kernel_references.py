@@ -141,7 +141,10 @@ def ema(kernel: Any, lags: Tensor) -> Tensor:
 
 
 def ema_smooth(kernel: Any, lags: Tensor) -> Tensor:
-    after, before = ema_sides(kernel, lags)
+    after, *others = ema_sides(kernel, lags)
+    if kernel.causal:
+        return after
+    (before,) = others
     return after * (lags > 0) + before * (lags < 0) + (after + before) / 2 * (lags == 0)
 
 

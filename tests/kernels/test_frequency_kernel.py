@@ -65,3 +65,10 @@ def test_compilation_with_known_wrong_results_is_refused() -> None:
     with torch.no_grad():
         compiled = torch.compile(kernel.taps, backend="eager", fullgraph=True)(8)
     torch.testing.assert_close(compiled, kernel.taps(8))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_sums_of_waves_equal_the_transform(causal: bool) -> None:
+    """Of graphs without FFTs."""
+    kernel = FrequencyKernel(3, causal=causal, hidden=8, layers=1, grid=20).double()
+    torch.testing.assert_close(kernel._real_taps(), kernel.taps(21), rtol=0, atol=1e-12)

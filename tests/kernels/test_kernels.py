@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -96,6 +97,42 @@ def test_one_graph_makes_the_taps_of_every_length(name: str, causal: bool) -> No
     assert backend.frame_count <= 2  # for the first length, and for any
 
 
+STARTS = [
+    ("ema", {"dimension": 4}, {"delta": 0.2, "alpha": 0.2, "beta": 0.02, "gamma": 1.0}),
+    ("cema", {"dimension": 4}, {"delta": 0.2, "alpha": 0.2, "gamma": 0.5**0.5}),  # gamma has no imaginary part
+    ("s4d", {"modes": 4}, {"amplitude": 0.5**0.5, "direct": 1.0, "rate": math.log(2)}),
+    ("s4", {"modes": 4, "span": 64}, {"output": 0.5**0.5, "direct": 1.0, "rate": math.log(2)}),
+    ("hyena", {"hidden": 16, "frequency": 14.0}, {"last": 0.25 / 3**0.5, "direct": 1.0, "frequency": 14.0}),
+    ("warped", {"decay": 0.9, "filter_size": 16}, {"values": 0.19**0.5, "filter": 0.25}),
+    ("sgconv", {"size": 8, "scales": 5}, {"decay": 0.5}),
+    ("spectral", {"filters": 5, "span": 50}, {}),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "sizes"), STARTS)
+@torch.no_grad()
+def test_parameters_start_at_the_published_sizes(name: str, options: dict, sizes: dict[str, float]) -> None:
+    torch.manual_seed(0)
+    kernel = KERNELS[name](5000, **options)
+    found = {each: float(getattr(kernel, each).square().mean().sqrt()) for each in sizes}
+    assert found == pytest.approx(sizes, rel=0.05)
+    if name in ("s4d", "s4"):  # evenly in the logarithm
+        steps = kernel.log_step.exp()
+        assert 1e-3 <= steps.min() < 1.1e-3
+        assert 0.09 < steps.max() <= 0.1
+        assert float(kernel.log_step.mean()) == pytest.approx(math.log(0.01), rel=0.05)
+    if name in ("sgconv", "spectral"):
+        for causal in (True, False):
+            energy = KERNELS[name](500, causal=causal, **options).taps(200).square().sum(1)
+            assert float(energy.mean()) == pytest.approx(1, rel=0.15)
+
+
+def test_diagonal_state_spaces_start_at_the_published_frequencies() -> None:
+    lin, inv = (KERNELS["s4d"](1, modes=2, start=start).angle[0].tolist() for start in ("lin", "inv"))
+    assert lin == pytest.approx([0, math.pi])
+    assert inv == pytest.approx([4 / math.pi * 3, 4 / math.pi / 3])
+
+
 def test_small_weights_give_the_same_kernel_in_float32_and_float64() -> None:
     """Weights may shrink by weight decay, and the epsilon of the norm must not matter."""
     kernel = RPEKernel(5, decay=1.0)
@@ -112,6 +149,7 @@ def test_small_weights_give_the_same_kernel_in_float32_and_float64() -> None:
 def test_taps_are_float32_under_autocast_and_in_bfloat16(spec: dict, device: torch.device) -> None:
     """bfloat16 cannot represent lag 257, so neighbouring taps of a long kernel would be equal."""
     kernel = make(spec)
+    wide = copy.deepcopy(kernel).double()
     exact = kernel.taps(400)
     lags = torch.arange(40)
     values = kernel.at(lags)
@@ -121,6 +159,8 @@ def test_taps_are_float32_under_autocast_and_in_bfloat16(spec: dict, device: tor
     low = kernel.bfloat16().taps(400)
     assert low.dtype == torch.float32
     torch.testing.assert_close(low, exact, rtol=0.1, atol=0.1)
+    exact, double = exact.detach(), wide.taps(400)[:, : exact.shape[1]].detach()
+    assert float((exact - double).abs().max()) < 1e-4 * float(double.abs().max())
 
 
 @pytest.mark.covers("TNN §3.3, eq. 5 and table 10", "SKI-TNN §3.2.2 and alg. 1")
@@ -138,8 +178,8 @@ def test_kernels_equal_their_papers_formulas(spec: dict, causal: bool) -> None:
     expected = kernel_at(kernel, kernel.lags(100, taps.device))
     scale = float(expected.abs().max()) + 1e-300
     torch.testing.assert_close(taps / scale, expected / scale, rtol=0, atol=1e-10)
-    if kernel.continuous and not causal:
-        lags = torch.tensor([-9.5, -1.0, 0.0, 0.5, 17.25], dtype=torch.float64)
+    if kernel.continuous:
+        lags = torch.tensor([-9.5, -1.0, 0.0, 0.5, 17.25], dtype=torch.float64)[2 * causal :]
         torch.testing.assert_close(kernel.smooth_at(lags), smooth_at(kernel, lags), rtol=0, atol=1e-10)
 
 
@@ -167,7 +207,7 @@ def test_the_horizon_is_where_the_decay_is_below_rounding() -> None:
     assert RPEKernel(2).support == 1833
     assert RPEKernel(2).double().support > 3000  # type: ignore[operator]
     assert RPEKernel(2, decay=1.0).support is None
-    assert RPEKernel(2).taps(10_000).shape == (2, 1833)
+    assert RPEKernel(2, hidden=1, layers=0).taps(10_000).shape == (2, 1833)
 
 
 def test_a_slow_decay_of_a_free_kernel_does_not_depend_on_the_precision() -> None:
@@ -197,7 +237,7 @@ def test_free_kernel_ends_at_its_table() -> None:
         ({"name": "rpe", "hidden": 0}, "hidden"),
         ({"name": "frequency", "inputs": "sin"}, "known: cos, omega"),
         ({"name": "frequency", "grid": 0}, "grid"),
-        ({"name": "warped", "decay": 1.0}, "decay"),
+        *(({"name": "warped", "decay": decay}, "decay") for decay in (0.0, 1.0)),
         ({"name": "warped", "points": 0}, "points"),
         ({"name": "free", "max_length": 0}, "max_length"),
         ({"name": "modal", "modes": 0}, "modes must be an integer of at least 1, got 0"),
