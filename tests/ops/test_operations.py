@@ -28,6 +28,7 @@ from lagwise.ops.fused.norm import residual_norm
 from lagwise.ops.grid import _gated_grid
 from lagwise.ops.operation import PLAIN, Operation
 from lagwise.ops.packing import move_rows
+from lagwise.ops.recurrence.scan import _block_scan
 from lagwise.ops.ski.products import _sparse_plus_smooth
 from lagwise.ops.toeplitz import convolution
 from lagwise.ops.toeplitz.convolution import _gated
@@ -152,6 +153,11 @@ CASES = {
         lambda n: _ski(n, torch.tensor([[0, 3], [n, n - 5], [9, 7]])),
         constants=(3, 4, 5),
         without="half, batched gradients, empty, fake, traces, export",
+    ),
+    "block scan": Case(
+        _block_scan,
+        lambda n: (randn(2, n, 5), randn(5, 4, 4), *randn(2, 5, 3, 4), torch.rand(5, 3), randn(2, 5, 2), 1),
+        without="half, batched gradients, empty, export",  # open lengths have taps instead
     ),
     "frequencies": Case(inverse_of_parts, lambda n: (randn(2, n, 6), 10), without="half, empty"),
 }  # fmt: skip

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.operation import differentiable, differentiable_gradients, graph_operator, in_graph, transformed
+from lagwise.ops.operation import Engine, Values, operation
 
 _FEW = 8  # positions that are scanned one after the other
 
@@ -31,26 +31,41 @@ def varying_scan(x: Tensor, poles: Tensor, state: Tensor | None = None) -> Tenso
     if state is None:
         state = torch.zeros_like(x[:, 0])
     dtype = functools.reduce(torch.promote_types, (x.dtype, poles.dtype, state.dtype))
-    x, poles, state = x.to(dtype), poles.to(dtype), state.to(dtype)  # real gradients of real ones, beside complex ones
-    return _states(x, poles, state, 1) if transformed() else _Scan.apply(x, poles, state)
+    return _varying(x.to(dtype), poles.to(dtype), state.to(dtype))  # real gradients of real ones, beside complex ones
 
 
-class _Scan(torch.autograd.Function):
-    """`varying_scan`, with a scan from the end as its gradient."""
+@operation
+def _varying(x: Tensor, poles: Tensor, state: Tensor) -> Tensor:
+    return _states(x, poles, state, 1)
+
+
+@_varying.engine("scan")
+class _Reverse(Engine):
+    """A scan from the end as the gradient."""
+
+    unsaved = (0,)  # the states are enough
 
     @staticmethod
-    def forward(ctx, x: Tensor, poles: Tensor, state: Tensor) -> Tensor:
+    def forward(x: Tensor, poles: Tensor, state: Tensor) -> tuple[Tensor, Values]:
         y = _states(x, poles, state, 1)
-        ctx.save_for_backward(poles, state, y)
-        return y
+        return y, (y,)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        poles, state, y = ctx.saved_tensors
+    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+        _, poles, state = args
         after = torch.cat([poles[:, 1:], torch.zeros_like(poles[:, :1])], 1).conj()
-        dx = varying_scan(grad.flip(1), after.flip(1)).flip(1)
-        before = torch.cat([state[:, None], y[:, :-1]], 1)
-        return dx, dx * before.conj(), poles[:, 0].conj() * dx[:, 0]
+        dx = _states(grads[0].flip(1), after.flip(1), torch.zeros_like(state), 1).flip(1)
+        return dx, dx * _before(saved[0], state).conj(), poles[:, 0].conj() * dx[:, 0]
+
+    @staticmethod
+    def restored(args: Values, saved: Values) -> Values:
+        _, poles, state = args
+        return saved[0] - poles * _before(saved[0], state), poles, state
+
+
+def _before(states: Tensor, first: Tensor) -> Tensor:
+    """The state before each token."""
+    return torch.cat([first[:, None], states[:, :-1]], 1)
 
 
 def _states(x: Tensor, poles: Tensor, start: Tensor, dim: int, *, before: bool = False) -> Tensor:
@@ -121,20 +136,13 @@ def block_scan(
         raise ValueError(f"x must be (batch, length >= 1, channels), got {tuple(x.shape)}")
     if state is None:
         state = near.new_zeros(x.shape[0], x.shape[2], inward.shape[1] - reverse)
-    inputs = (x, near, inward, outward, carry, state, reverse)
-    if transformed():
-        return _plain_scan(*inputs)
-    if in_graph():
-        return _scan_operator(*inputs)[:2]
-    if not torch.is_grad_enabled():
-        return _scanned(*inputs)[:2]
-    return _BlockScan.apply(*inputs)
+    return _block_scan(x, near, inward, outward, carry, state, reverse)
 
 
-def _plain_scan(
+@operation
+def _block_scan(
     x: Tensor, near: Tensor, inward: Tensor, outward: Tensor, carry: Tensor, state: Tensor, reverse: int
 ) -> tuple[Tensor, Tensor]:
-    """`_BlockScan` in operations that autograd and `torch.func` can handle."""
     (batch, length, _), size, forward = x.shape, near.shape[1], inward.shape[1] - reverse
     blocks = -(-length // size)
     with torch.autocast(x.device.type, enabled=False):
@@ -146,71 +154,45 @@ def _plain_scan(
     return y[:, :length], states.unflatten(1, (batch, blocks))[:, :, -1, :forward].transpose(0, 1)
 
 
-class _BlockScan(torch.autograd.Function):
-    """`block_scan` with its gradient, which is a scan in the other direction. Only the states are kept in between."""
+@_block_scan.engine("blocks")
+class _Blocks(Engine):
+    """A scan in the other direction as the gradient. Only the states are kept in between."""
 
     @staticmethod
-    def forward(ctx, *inputs: Any):
-        y, last, states = _scanned(*inputs)
-        *tensors, ctx.reverse = inputs
-        ctx.save_for_backward(*tensors, states)
-        return y, last
+    def forward(
+        x: Tensor, near: Tensor, inward: Tensor, outward: Tensor, carry: Tensor, state: Tensor, reverse: int
+    ) -> tuple[tuple[Tensor, Tensor], Values]:
+        size, forward = near.shape[1], inward.shape[1] - reverse
+        batch, blocks = x.shape[0], -(-x.shape[1] // size)
+        with torch.autocast(x.device.type, enabled=False):
+            rows = _rows(x, size, near.dtype)
+            states = _carried(rows @ inward.transpose(1, 2), carry, batch, blocks, forward, start=state)
+            y = torch.bmm(rows, near.transpose(1, 2)).baddbmm_(states, outward)
+        last = states[:, blocks - 1 : batch * blocks : blocks, :forward].transpose(0, 1)
+        return (_signal(y, x.shape).contiguous(), last.contiguous()), (states,)
 
     @staticmethod
-    def backward(ctx, grad: Tensor, grad_last: Tensor) -> Any:
-        *tensors, states = ctx.saved_tensors
-        if differentiable():
-            inputs = (*tensors, ctx.reverse)
-            return tuple(differentiable_gradients(_plain_scan, inputs, ctx.needs_input_grad, [grad, grad_last]))
-        x, near, inward, outward, carry, state = tensors
-        return *_scan_gradients(grad, grad_last, x, near, inward, outward, carry, state, states, ctx.reverse), None
-
-
-def _scanned(
-    x: Tensor, near: Tensor, inward: Tensor, outward: Tensor, carry: Tensor, state: Tensor, reverse: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The results of `block_scan`, and the states at the start of every block."""
-    size, forward = near.shape[1], inward.shape[1] - reverse
-    batch, blocks = x.shape[0], -(-x.shape[1] // size)
-    with torch.autocast(x.device.type, enabled=False):
-        rows = _rows(x, size, near.dtype)
-        states = _carried(rows @ inward.transpose(1, 2), carry, batch, blocks, forward, start=state)
-        y = torch.bmm(rows, near.transpose(1, 2)).baddbmm_(states, outward)
-    last = states[:, blocks - 1 : batch * blocks : blocks, :forward].transpose(0, 1)
-    return _signal(y, x.shape).contiguous(), last.contiguous(), states
-
-
-def _scan_gradients(
-    grad: Tensor,
-    grad_last: Tensor,
-    x: Tensor,
-    near: Tensor,
-    inward: Tensor,
-    outward: Tensor,
-    carry: Tensor,
-    state: Tensor,
-    states: Tensor,
-    reverse: int,
-) -> tuple[Tensor, ...]:
-    """Compute gradients of x, near, inward, outward, carry and state."""
-    size, forward = near.shape[1], inward.shape[1] - reverse
-    batch, blocks = x.shape[0], -(-x.shape[1] // size)
-    with torch.autocast(x.device.type, enabled=False):
-        grads = _rows(grad, size, near.dtype)
-        to_states = grads @ outward.transpose(1, 2)
-        to_states[:, blocks - 1 : batch * blocks : blocks, :forward] += grad_last.transpose(0, 1)
-        # A state's gradient comes from the states after it: forward states are scanned from the end.
-        adjoint = _carried(to_states, carry.conj(), batch, blocks, forward, flip=True)
-        rows = _rows(x, size, near.dtype)
-        dx = _signal(torch.bmm(grads, near).baddbmm_(adjoint, inward), x.shape).to(x.dtype)
-        dnear = grads.transpose(1, 2) @ rows
-        dinward = adjoint.transpose(1, 2) @ rows
-        doutward = states.transpose(1, 2) @ grads
-        first = slice(0, batch * blocks, blocks)
-        h, later = (_complex(t, carry) for t in (states, adjoint))
-        dcarry = (h.conj() * later).sum(1)
-        dstate = to_states[:, first] + _real(carry.conj()[:, None] * later[:, first])
-    return dx, dnear, dinward, doutward, dcarry, dstate[:, :, :forward].transpose(0, 1)
+    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+        (x, near, inward, outward, carry, _, reverse), (states,), (grad, grad_last) = args, saved, grads
+        size, forward = near.shape[1], inward.shape[1] - reverse
+        batch, blocks = x.shape[0], -(-x.shape[1] // size)
+        with torch.autocast(x.device.type, enabled=False):
+            grad_rows = _rows(torch.zeros_like(x) if grad is None else grad, size, near.dtype)
+            to_states = grad_rows @ outward.transpose(1, 2)
+            if grad_last is not None:
+                to_states[:, blocks - 1 : batch * blocks : blocks, :forward] += grad_last.transpose(0, 1)
+            # A state's gradient comes from the states after it: forward states are scanned from the end.
+            adjoint = _carried(to_states, carry.conj(), batch, blocks, forward, flip=True)
+            rows = _rows(x, size, near.dtype)
+            dx = _signal(torch.bmm(grad_rows, near).baddbmm_(adjoint, inward), x.shape).to(x.dtype)
+            dnear = grad_rows.transpose(1, 2) @ rows
+            dinward = adjoint.transpose(1, 2) @ rows
+            doutward = states.transpose(1, 2) @ grad_rows
+            first = slice(0, batch * blocks, blocks)
+            h, later = (_complex(t, carry) for t in (states, adjoint))
+            dcarry = (h.conj() * later).sum(1)
+            dstate = to_states[:, first] + _real(carry.conj()[:, None] * later[:, first])
+        return dx, dnear, dinward, doutward, dcarry, dstate[:, :, :forward].transpose(0, 1)
 
 
 def _like(
@@ -222,14 +204,7 @@ def _like(
 
 
 # A loop over blocks would be compiled anew for every length.
-_scan_operator = graph_operator(
-    "block_scan",
-    _scanned,
-    lambda args, saved, grads, _: _scan_gradients(*(*grads, *args[:6], *saved, args[6])),
-    _like,
-    results=2,
-    saved=1,
-)
+_block_scan.in_graphs("block_scan", _like, engine=_Blocks, results="y last", saved="states")
 
 
 def _rows(x: Tensor, size: int, dtype: torch.dtype) -> Tensor:
