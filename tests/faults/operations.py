@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,14 @@ class Operation:
 
 
 RUN = (*TRAIN, "--out", "run")
+
+
+def watch(text: str) -> tuple[str, ...]:
+    options = ("--state", "streams/state", "--alarms", "0.1", "--calibrate", text, "--learn", "1e-3")
+    return ("watch", "states", text, *options)
+
+
+FIRST_WATCHED = str(Path(__file__).with_name("faults.c"))
 OPERATIONS = {
     "train": Operation((*RUN, "--resume", "auto"), lost=("cache/tokens",)),
     "resume": Operation(
@@ -48,6 +57,7 @@ OPERATIONS = {
     "predict": Operation(("predict", "rows", "--data", "reviews.csv", "--out", "new.csv"), (ROWS,)),
     "evaluate": Operation(("evaluate", "run", "--tokens", "200"), (RUN,)),
     "serve": Operation(("serve", "run"), (RUN,)),
+    "watch": Operation(watch(__file__), (RUN, ("convert", "run", "--out", "states"), watch(FIRST_WATCHED))),
 }
 
 
@@ -69,11 +79,16 @@ def work(folder: Path, command: tuple[str, ...], number: int, error: int, large:
 
     from lagwise.cli.failures import run
     from lagwise.cli.main import app
+    from lagwise.runs import watch
 
     uvicorn.run = lambda *args, **options: None
+    watch.time.sleep = lambda seconds: signal.raise_signal(signal.SIGINT)  # at the end of what is followed
     faults = ctypes.CDLL(None)
     faults.arm_faults(os.fsencode(folder), ctypes.c_long(number), error or -1, ctypes.c_size_t(large), calls)
     try:
         run(app)
+    except SystemExit as end:
+        if end.code != 128 + signal.SIGINT:
+            raise
     finally:
         faults.disarm_faults()

@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache, wraps
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -21,6 +22,7 @@ from transformers.trainer_utils import SaveStrategy
 from transformers.utils import is_torch_tf32_available
 
 from lagwise.data.options import AUTO
+from lagwise.files import one_line
 from lagwise.models.loading import default_device, quiet
 from lagwise.models.memory import check_step_memory
 from lagwise.process import group_size
@@ -342,4 +344,29 @@ def reporters(names: str, out: Path | None = None) -> list[str]:
         known(name, ["none", "tensorboard", *available], "`report_to` (or its package is not installed)")
     if out is not None and "tensorboard" in requested:
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(out / "tensorboard")
+        _outlive_failed_curves()
     return [name for name in requested if name in available]
+
+
+@cache
+def _outlive_failed_curves() -> None:
+    """Make what tensorboardX cannot write a warning: otherwise its thread ends, and the training waits for it without
+    end."""
+    try:
+        from tensorboardX.event_file_writer import EventsWriter
+    except ImportError:
+        return
+
+    def warning(call: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(call)
+        def called(*args: Any) -> Any:
+            try:
+                return call(*args)
+            except OSError as error:
+                warnings.warn(f"TensorBoard's curves lack a part: {one_line(error)}", stacklevel=2)
+                return None
+
+        return called
+
+    for name in ("write_event", "flush"):
+        setattr(EventsWriter, name, warning(getattr(EventsWriter, name)))
