@@ -255,7 +255,7 @@ def test_the_search_in_vectors_works(
     texts = ["how to cancel a timer", "x" * 300, "a day"]
     rows = [json.dumps({"id": f"note {len(text)}", "text": text}) for text in texts]
     Path("notes.jsonl").write_text("\n".join(rows))
-    embed_run(Path("runs/notes"), ["notes.jsonl"], Path("passages.parquet"), window=256, stride=128, progress=False)
+    embed_run(Path("runs/notes"), ["notes.jsonl"], Path("notes.parquet"), window=256, stride=128, progress=False)
     exec(code, {})
     printed = capsys.readouterr().out.splitlines()
     assert len(printed) == 4

@@ -288,7 +288,7 @@ class _Samples:
     score, learner = "deviations", None
 
     def __init__(self, run: Path, model: Any, learn: float | None):
-        _, self.task = open_run(run)
+        self.task: Any = open_run(run)[1]
         if not getattr(self.task, "ahead", 0):
             raise ValueError(
                 f"{str(run)!r} predicts no samples, so none can surprise it; train with the task's `ahead`"
