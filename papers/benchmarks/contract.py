@@ -58,13 +58,12 @@ def main(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     rows: dict[str, dict[str, object]] = {}
     for name, spec in token_mixers(args.length).items():
-        row: dict[str, object] = {"causal": directions(name)[0]}
+        rows[name] = {"causal": directions(name)[0]}
         for dtype in (torch.float32, torch.float64):
             torch.manual_seed(0)
             mixer = build(MIXERS, spec, args.channels, what="mixer", causal=directions(name)[0]).to(dtype)
-            row[str(dtype).removeprefix("torch.")] = dict(errors(mixer, args.length, dtype))
-        rows[name] = row
-        print(name, row, flush=True)
+            rows[name][str(dtype).removeprefix("torch.")] = dict(errors(mixer, args.length, dtype))
+        print(name, rows[name], flush=True)
     save_results(args.out, " ".join(["python", *sys.argv]), {"length": args.length, "rows": rows})
 
 
