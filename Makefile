@@ -34,7 +34,8 @@ READERS := tables times lines archives recordings recipes weights bodies
 UV := uv==0.13.9
 AUDIT := cyclonedx-bom==7.5.0 pip-audit==2.10.1
 
-# What `make mutate` changes, each for ten minutes after a run of its tests: packages, and two parts that scripts/mutate.py names.
+# What `make mutate` changes, each for ten minutes after a run of its tests: packages, and two parts that
+# scripts/mutate.py names.
 MUTATED := ops kernels mixers forecasting conversion sampling
 
 .PHONY: demo test test-slow test-gpu test-device test-triton test-titan test-lowest test-newest coverage fuzz mutate lint names bench docs docs-serve \

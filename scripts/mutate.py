@@ -130,7 +130,7 @@ def covering(context: Any, tests: list[str], *marked: str) -> tuple[dict[str, fl
 
 
 def chosen(reaching: set[str], times: dict[str, float]) -> list[str]:
-    """Tests of LONGEST seconds in all: the quickest case of each function, then the next of each."""
+    """Choose tests of LONGEST seconds in all: the quickest case of each function, then the next of each."""
     counts: Counter[str] = Counter()
     ranked = []
     for test in sorted(reaching & times.keys(), key=times.__getitem__):

@@ -344,7 +344,7 @@ class WholeSignals:
         """Return the inputs as they are stored, and the targets, those of ``ahead`` samples later."""
         row, inputs = _row(self.rows, number), self.pairs.inputs
         targets = row[:, : self.pairs.outputs] if self.pairs.same else row[:, inputs:]
-        return row[:, :inputs], delayed(targets, -self.ahead)
+        return row[:, :inputs], delayed(targets, -self.ahead) if self.ahead else targets
 
 
 def power(x: np.ndarray) -> float:

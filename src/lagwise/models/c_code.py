@@ -111,7 +111,7 @@ def size_lines(figures: dict[str, Any]) -> list[str]:
 
 
 def multiplications(path: Path) -> int:
-    """Multiplications and divisions in an ONNX file of fixed shapes; powers, roots and activations do not count."""
+    """Count multiplications and divisions in an ONNX file of fixed shapes; not powers, roots and activations."""
     onnx = importlib.import_module("onnx")
     graph = onnx.shape_inference.infer_shapes(onnx.load(path)).graph
     shapes = {each.name: _declared(each)[2] for each in (*graph.input, *graph.value_info, *graph.output)}

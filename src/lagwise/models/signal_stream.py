@@ -66,17 +66,19 @@ class SignalStream:
 
     def reset(self) -> None:
         """Start again: the next sample is the first of a signal."""
-        self._cache = None if isinstance(self.model, LinearModel) else self.model.model.new_cache()
+        #: states of the layers after the last whole step; none of a first answer
+        self.cache: Any = None if isinstance(self.model, LinearModel) else self.model.model.new_cache()
         weight = next(self.model.parameters())
         kind = torch.promote_types(weight.dtype, torch.float32)  # the model standardises samples before it rounds them
-        self._waiting = weight.new_zeros(0, self.features, dtype=kind)  # samples of the incomplete step
+        #: samples of the incomplete step, ``(n, features)``
+        self.waiting = weight.new_zeros(0, self.features, dtype=kind)
         self._steps = 0
         self._time: float | None = None  # time of the last sample, if samples have times
 
     @property
     def samples(self) -> int:
         """Samples pushed so far."""
-        return self._steps * self.stride + len(self._waiting)
+        return self._steps * self.stride + len(self.waiting)
 
     def push(self, samples: Any, times: Any = None) -> Tensor:
         """Process the next samples.
@@ -109,7 +111,7 @@ class SignalStream:
         return self._through(x)
 
     def _values(self, numbers: Any) -> Tensor:
-        return torch.as_tensor(numbers, dtype=self._waiting.dtype, device=self._waiting.device)
+        return torch.as_tensor(numbers, dtype=self.waiting.dtype, device=self.waiting.device)
 
     def _since(self, times: Any, count: int) -> np.ndarray:
         """The time of each sample since the one before, 0 for the first of the signal."""
@@ -129,9 +131,9 @@ class SignalStream:
     @torch.inference_mode()
     def _through(self, x: Tensor) -> Tensor:
         """Compute outputs of the steps that samples (with their times, if any) complete."""
-        x = torch.cat([self._waiting, x])
+        x = torch.cat([self.waiting, x])
         whole = len(x) - len(x) % self.stride
-        self._waiting = x[whole:].clone()
+        self.waiting = x[whole:].clone()
         parts = [self._step(part) for part in x[:whole].split(self.chunk * self.stride) if len(part)]
         return torch.cat(parts) if parts else x.new_zeros(0, self.size)
 
@@ -199,7 +201,7 @@ class StreamingClassifier(SignalStream):
         if self.is_linear:
             logits = self.model.classifier(fixed)
         else:
-            out = self.model.model(input_values=samples[None], cache=self._cache, use_cache=True)
+            out = self.model.model(input_values=samples[None], cache=self.cache, use_cache=True)
             hidden = out.last_hidden_state[0]
             if isinstance(self.model, LagwiseForSequenceClassification):
                 logits = self.model.answer(self._pool(hidden), fixed)
@@ -254,7 +256,7 @@ class StreamingRegressor(SignalStream):
         super().reset()
         outputs, weight = self.model.outputs, next(self.model.parameters())
         before = outputs.before if outputs.window else 0
-        self._before = weight.new_zeros(1, before, self.features - self.timed, dtype=self._waiting.dtype)
+        self._before = weight.new_zeros(1, before, self.features - self.timed, dtype=self.waiting.dtype)
         self._early = self.delay  # outputs to drop, which belong before the first sample
         self._last: Tensor | None = None
 
@@ -266,9 +268,9 @@ class StreamingRegressor(SignalStream):
     def finish(self) -> Tensor:
         """The outputs ``(m, outputs)`` of the last samples, whose delay has not passed: the last sample is repeated, as
         by `lagwise predict`. The next push starts another signal."""
-        count, last = self.samples, self._waiting[-1:] if len(self._waiting) else self._last
+        count, last = self.samples, self.waiting[-1:] if len(self.waiting) else self._last
         if last is None:
-            return self._waiting.new_zeros(0, self.size)
+            return self.waiting.new_zeros(0, self.size)
         returned = self._steps * self.stride - self.delay + self._early  # outputs so far
         steps = -(-(count + self.delay) // self.stride)
         outputs = self._through(last.expand(steps * self.stride - count, -1))[: count - returned]
@@ -276,7 +278,7 @@ class StreamingRegressor(SignalStream):
         return outputs
 
     def _step(self, samples: Tensor) -> Tensor:
-        y, before, _ = self.model.answer(samples[None], self._before, cache=self._cache)
+        y, before, _ = self.model.answer(samples[None], self._before, cache=self.cache)
         self._before = self._before if before is None else before
         self._steps += len(samples) // self.stride
         self._last = samples[-1:]
@@ -328,12 +330,12 @@ class SignalStep(StreamingStep):
     def forward(self, samples: Tensor, state: Mapping[Any, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         stream, tensors = self.stream, list(state.values())
         stream.reset()
-        self._fill(stream._cache, rebuilt(self._tree, iter(tensors)))
+        self._fill(stream.cache, rebuilt(self._tree, iter(tensors)))
         own = tensors[len(tensors) - len(stream.carried) :]
         vars(stream).update(zip(stream.carried, own, strict=True), _early=0)
         outputs = stream._step(samples)
         return outputs.reshape(self.shape), {
-            **dict(named_tensors(self._cached_states(stream._cache))),
+            **dict(named_tensors(self._cached_states(stream.cache))),
             **self._carried(),
         }
 

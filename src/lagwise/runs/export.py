@@ -85,8 +85,10 @@ def export_run(
         if format == "c":
             title = f"One step of {run.name}, exported by lagwise {__version__}."
             figures |= export_c(model, graph, step, title, _notes(run, model, figures.get("int8")), integers)
-        if integers is not None:
-            integers.unlink() if format == "c" else integers.replace(graph)
+            if integers is not None:
+                integers.unlink()
+        elif integers is not None:
+            integers.replace(graph)
         files = list(Path(folder).iterdir())  # weights of more than 1.5 GB are beside an ONNX file
         figures["bytes"] = sum(file.stat().st_size for file in files)
         meta = _meta(run, out, name, model, tokenizer)

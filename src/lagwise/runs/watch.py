@@ -236,7 +236,7 @@ def _lines_of(path: Path) -> Iterator[bytes]:
 
 
 class _Text:
-    """Lines of text beside a language model. A stream's memory is its last token."""
+    """A reader of lines of text beside a language model. A stream's memory is its last token."""
 
     score = "bits_per_byte"
 
@@ -282,8 +282,8 @@ class _Text:
 
 
 class _Samples:
-    """Samples beside a model that predicts them. A stream's memory is the samples of its incomplete step, and the
-    predictions of the next samples."""
+    """A reader of samples beside a model that predicts them. A stream's memory is the samples of its incomplete step,
+    and the predictions of the next samples."""
 
     score, learner = "deviations", None
 
@@ -317,13 +317,12 @@ class _Samples:
         if memory is None and read[0] is None:
             wrong[0] = False  # names of columns
         waiting, predicted = memory or ([], [missing] * self.task.ahead)
-        cache = self.carried.before(row)
-        vars(stream).update(_cache=cache, _waiting=torch.tensor(waiting).reshape(-1, width))
+        stream.cache, stream.waiting = self.carried.before(row), torch.tensor(waiting).reshape(-1, width)
         y = torch.cat([torch.tensor(predicted), stream.push(x).nan_to_num(math.inf, math.inf, -math.inf)])
-        self.carried.after(row, cache)
+        self.carried.after(row, stream.cache)
         errors = ((x - y[: len(x)]) / self.deviations).abs()
         scores = errors.masked_fill(errors.isnan(), 0).amax(1).masked_fill(wrong, math.inf)
-        return scores.tolist(), [stream._waiting.tolist(), y[len(x) :].tolist()]
+        return scores.tolist(), [stream.waiting.tolist(), y[len(x) :].tolist()]
 
     def _sample(self, line: bytes) -> list[float] | None:
         """The numbers of a line, NaN where one is missing; None if it has others than those of a sample."""
@@ -447,6 +446,9 @@ def _follow(path: Path, position: dict[str, int], stop: _Stop) -> Iterator[bytes
 
 def written(rows: Iterable[Mapping[str, Any]]) -> str:
     """Return lines for people: the score, threshold, ALARM where it is exceeded, and the text."""
-    columns = (row.values() for row in rows)
-    marks = {True: "ALARM", False: ""}
-    return "".join(f"{score:9.3f} {limit:9.3f} {marks[a]:5} {text}\n" for _, score, limit, a, _, text in columns)
+    figures = "{score:9.3f} {threshold:9.3f} {mark:5} {text}\n"
+    scores = (_Text.score, _Samples.score)
+    return "".join(
+        figures.format(**row, score=next(row[name] for name in scores if name in row), mark="ALARM" * row["alarm"])
+        for row in rows
+    )
