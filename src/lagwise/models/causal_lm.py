@@ -24,7 +24,7 @@ from lagwise.tables import check_integer
 _LOSS_ELSEWHERE = (
     "packed rows are trained without labels: whatever computes a loss from these logits (label_smoothing_factor or "
     "compute_loss_func of the Trainer) must leave out the first token of every document. Set its label to -100, as "
-    "PackingCollator does"
+    "DataCollatorWithFlattening does"
 )
 _CACHE_IMPLEMENTATIONS = (None, "dynamic", "dynamic_full")  # "dynamic_full": drafts of transformers before 5.10
 _MAX_READ_AGAIN = 32  # tokens to read again with a draft; more are processed by a separate forward pass
@@ -329,6 +329,6 @@ def _without_starts(labels: Tensor, seq_idx: Tensor, counted: Any) -> tuple[Tens
             f"{before - after} documents of these packed rows begin with a label, which is not predicted but was "
             f"counted: num_items_in_batch is {int(counted)}, and these rows have {before} labels. With gradient "
             "accumulation or several processes, set labels to -100 at the first token of every document, as "
-            "PackingCollator does"
+            "DataCollatorWithFlattening does"
         )
     return left, after
