@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ import torch
 
 from lagwise.data import load_tokenizer
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseForTokenClassification
-from lagwise.models.conversion import outlook
 from lagwise.ops import Reduction
 from lagwise.runs import convert, convert_run, evaluate_run
 from lagwise.runs.convert import layer_figures, tokens_per_second
@@ -35,13 +33,9 @@ def test_a_model_of_short_texts_is_converted(tiny_recipe: Recipe, tmp_path: Path
 
 @pytest.mark.slow
 def test_a_run_is_converted_within_the_tolerance(tiny_run: Path) -> None:
-    lines: list[str] = []
-    result = convert_run(tiny_run, progress=False, report=lines.append)
+    result = convert_run(tiny_run, progress=False)
     assert result["tokens_per_second"]["after"] > 0
     assert all(each["error"] <= result["tolerance"] == 1e-3 for each in result["layers"])
-    [line] = lines
-    assert "has a support of 1,8" in line  # its decay is .99
-    assert "mostly its generation faster" in line
     out = Path(result["out"])
     assert load_run(out).model["block"] == LagwiseConfig.from_pretrained(out).block != load_run(tiny_run).model["block"]
 
@@ -76,19 +70,6 @@ def test_the_speed_is_the_median_of_the_turns_after_the_first(monkeypatch: pytes
     monkeypatch.setattr(convert, "time", SimpleNamespace(perf_counter=times.__next__))
     assert tokens_per_second({"model": model}, context=5, tokens=8) == {"model": 2.0}
     assert not list(times)
-
-
-@pytest.mark.parametrize(
-    ("kernel", "words"),
-    [
-        ({"name": "free", "max_length": 40}, "a support of 40 tokens. .* but generation no faster"),
-        ({"name": "rpe", "decay": 1.0}, "has infinite support: .* an exported step needs it"),
-    ],
-)
-def test_when_a_conversion_pays(kernel: dict[str, Any], words: str) -> None:
-    block = {"name": "prenorm", "token_mixer": {"name": "gtu", "kernel": kernel}}
-    model = LagwiseForCausalLM(LagwiseConfig(hidden_size=8, num_hidden_layers=1, block=block))
-    assert re.search(words, outlook(model))
 
 
 @pytest.mark.slow
