@@ -126,7 +126,8 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         parent._validate_generated_length(generation_config, input_ids_length, *args)
 
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict, *args: Any) -> None:
-        if (name := generation_config.cache_implementation) not in (None, "dynamic", "dynamic_full"):  # the last: drafts before 5.10
+        name = generation_config.cache_implementation
+        if name not in (None, "dynamic", "dynamic_full"):  # the last: of drafts in transformers before 5.10
             raise ValueError(
                 f"cache_implementation={name!r} is not supported: a lagwise model generates with a StreamingCache; "
                 "leave it out, and call model.compile_step() first for compiled code of fixed shapes"
