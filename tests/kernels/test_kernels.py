@@ -19,6 +19,7 @@ from lagwise.kernels import (
     LagKernel,
     RPEKernel,
 )
+from lagwise.kernels.base import some_channels
 from lagwise.tables import build
 
 VARIANTS = [
@@ -68,6 +69,14 @@ def test_shapes_and_lags(spec: dict) -> None:
         assert causal.taps(length).shape == (5, reach)
         assert both.taps(length).shape == (5, 2 * reach - 1)
         assert causal.lags(length, torch.device("cpu")).tolist() == list(range(reach))
+
+
+@pytest.mark.parametrize("spec", VARIANTS, ids=str)
+def test_some_channels_have_their_taps(spec: dict) -> None:
+    kernel = make(spec)
+    some = some_channels(kernel, 1, 4)
+    assert some.channels == 3
+    torch.testing.assert_close(some.taps(60), kernel.taps(60)[1:4])
 
 
 @every_direction
