@@ -149,9 +149,7 @@ class StreamingCache(Cache):
             joined.parts = [
                 part for cache in caches for part in cache.copy().of_single_rows(cache.rows or 1, cache.model)
             ]
-        # compiled code that holds one of the caches may take the others' rows
-        at = next((i for i, cache in enumerate(caches) if cache.stream is not None), None)
-        if joined.parts is None and (at is None or not caches[at].stream.join(caches[:at], caches[at + 1 :], joined)):
+        else:
             joined.states = [join_states(parts) for parts in zip(*(cache.states for cache in caches), strict=True)]
         joined.model, joined.seen, joined.rows = first.model, seen, sum(cache.rows or 0 for cache in caches)
         joined.behind = torch.cat([cache._of_rows(cache.behind) + (seen - cache.seen) for cache in caches])
@@ -215,8 +213,7 @@ class StreamingCache(Cache):
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep these rows, in this order; a row may be selected several times."""
-        if self.stream is None or not self.stream.select_rows(indices):
-            self.states = [select_rows(state, indices) for state in self.states]
+        self.states = [select_rows(state, indices) for state in self.states]
         self.rows = None if self.rows is None else len(indices)
         self.parts = None if self.parts is None else [self.parts[i].copy() for i in indices.tolist()]
         for name in _OF_ROWS:

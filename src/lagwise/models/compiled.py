@@ -62,20 +62,16 @@ class CompiledStep(InPlaceStep):
         """The compiled code on these tensors."""
         return lambda tokens: self._loader.run([tokens, *state])[0]
 
-    def fits(self, model: VocabularyHead, step: StreamingStep) -> bool:
-        """Whether the code is of this configuration; a warning says so if it is not."""
-        if _key(model, self.batch_size, step) == self.key:
-            return True
-        warnings.warn("the compiled step is not used: the model has changed; call compile_step again", stacklevel=5)
-        return False
-
-    def use(self, model: VocabularyHead, step: StreamingStep) -> None:
-        """Let the code read a step's weights."""
-        super().use(model, step)
+    def use(self, model: VocabularyHead, step: StreamingStep) -> bool:
+        """Let the code read a step's weights, if it is of the model's configuration; a warning says so if it is not."""
+        if _key(model, self.batch_size, step) != self.key:
+            warnings.warn("the compiled step is not used: the model has changed; call compile_step again", stacklevel=5)
+            return False
         weights = _constants(InPlace(step))
         # User-managed constants: the code reads the model's own tensors, and this object keeps the others alive.
         self._constants = {name: weights[name] for name in self._loader.get_constant_fqns()}
         self._loader.load_constants(self._constants, False, True, True)
+        return super().use(model, step)
 
 
 def compiled_step(
@@ -173,10 +169,8 @@ def source_digests(model: nn.Module) -> dict[str, str]:
     Raises:
         ValueError: If a class has no source file, for example because it was defined in a notebook or by `exec`.
     """
-    classes = {each for part in model.modules() for each in type(part).__mro__}
-    todo = {_package(each.__module__): each.__name__ for each in classes}
-    digests: dict[str, str] = {}
-    done = set(_LIBRARIES)
+    todo = {_package(each.__module__): each.__name__ for part in model.modules() for each in type(part).__mro__}
+    digests, done = dict[str, str](), set(_LIBRARIES)
     while todo:
         package, user = todo.popitem()
         if package in done:
@@ -190,15 +184,11 @@ def source_digests(model: nn.Module) -> dict[str, str]:
             )
         digests |= {name: _digest(path, path.stat().st_mtime_ns) for name, path in files.items()}
         for name, module in [*sys.modules.items()]:
-            values = vars(module).values() if _package(name) == package else ()
-            used = (each.__name__ if isinstance(each, ModuleType) else each.__module__ for each in values if _of(each))
-            todo |= {other: name for other in map(_package, used) if other in sys.modules and not _installed(other)}
+            for value in vars(module).values() if _package(name) == package else ():
+                other = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+                if isinstance(other, str) and _is_own(_package(other)):
+                    todo[_package(other)] = name
     return digests
-
-
-def _of(value: Any) -> bool:
-    """Whether a value of a module says which module it is from."""
-    return isinstance(getattr(value, "__module__", None), str) or isinstance(value, ModuleType)
 
 
 def _package(name: str) -> str:
@@ -216,11 +206,10 @@ def _files(package: str) -> dict[str, Path]:
 
 
 @functools.cache
-def _installed(package: str) -> bool:
-    """Whether an imported package is in the folders for installed packages, or has no source."""
-    folders = [Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")]
-    files = [*_files(package).values()]
-    return not files or any(files[0].resolve().is_relative_to(folder) for folder in folders)
+def _is_own(package: str) -> bool:
+    """Whether an imported package has sources outside the folders for installed packages."""
+    installed = [Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")]
+    return any(not any(path.resolve().is_relative_to(each) for each in installed) for path in _files(package).values())
 
 
 @functools.lru_cache(maxsize=1 << 12)

@@ -30,13 +30,13 @@ class TokenInput(nn.Embedding):
     @staticmethod
     def check(input_ids: Tensor, vocab_size: int) -> None:
         """Raise ValueError for ids of a wrong type or shape, or outside the vocabulary."""
-        if input_ids.is_floating_point():
-            raise ValueError(f"input_ids must be integers, got {input_ids.dtype}")
         if input_ids.dim() != 2 or 0 in input_ids.shape:
             raise ValueError(
                 f"input_ids must be (batch >= 1, length >= 1), got {tuple(input_ids.shape)}; begin an empty prompt "
                 "with the end-of-text token"
             )
+        if input_ids.is_floating_point():
+            raise ValueError(f"input_ids must be integers, got {input_ids.dtype}")
         if input_ids.device.type == "cpu" and not (torch.compiler.is_compiling() or transformed()):
             check_vocabulary(input_ids, vocab_size)
 
