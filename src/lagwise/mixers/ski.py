@@ -221,8 +221,6 @@ class CausalSKI:
     def _prefill(
         self, kernel: LagKernel, x: Tensor, state: SKIState, mask: Tensor | None, taps: SKITaps
     ) -> tuple[Tensor, SKIState]:
-        if traced():
-            return self._token_by_token(kernel, x, state, taps)
         plan, length, count = state.plan, x.shape[1], state.plan.degree + 1
         # Nodes count from each row's first token as the whole kernel does: padding before a row's first token drops
         # out, and a row in the middle of a cell is shifted into it. The grid ends where the last row does.
@@ -266,13 +264,6 @@ class CausalSKI:
             cell=nodes[:, -count:].clone(),
             far=far[:, -count:].clone(),
         )
-
-    def _token_by_token(self, kernel: LagKernel, x: Tensor, state: SKIState, taps: SKITaps) -> tuple[Tensor, SKIState]:
-        outputs = []
-        for token in x.unbind(1):
-            y, state = self._step(kernel, token, state, taps)
-            outputs.append(y)
-        return torch.stack(outputs, 1), state
 
     def split(self, kernel: LagKernel, plan: SKIPlan, nodes: int) -> tuple[Tensor, Tensor]:
         """Short and coarse taps, for at least this many nodes or as many as the kernel reaches."""
