@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch.nn.functional as F
@@ -53,7 +53,6 @@ class MegalodonBlock(Block):
         position: ``rope``, as published, or another of `ChunkedAttention`.
         sliding: whether attention also sees the whole chunk before a token's own (Gecko).
         groups: of channels in the timestep norm; must divide the channels.
-        norm_decay: decays of the timestep norm's mean and variance, as in `TimestepNorm` (Gecko: 0.999 and 0.9999).
         channel_mixer: spec of a channel mixer; by default an MLP of twice the width with SiLU and without biases.
             ``{"name": "glu", "expansion": ..., "bias": false}`` is SwiGLU.
         epsilon: of all norms.
@@ -62,8 +61,8 @@ class MegalodonBlock(Block):
     ValueError for options out of range. Streams as its parts do: in constant memory with this memory.
 
     Source: Megalodon (Ma et al. 2024), §3.3 and 3.4, as released. Weights of the same names and shapes give
-    the outputs of the released code; there, γ is stored as the difference from its start. ``sliding`` and
-    ``norm_decay``: Gecko (Ma et al. 2026), without its adaptive working memory.
+    the outputs of the released code; there, γ is stored as the difference from its start. ``sliding``:
+    Gecko (Ma et al. 2026), without its decays and its adaptive working memory.
 
     >>> MegalodonBlock(16, chunk=32)(torch.randn(2, 100, 16)).shape
     torch.Size([2, 100, 16])
@@ -83,7 +82,6 @@ class MegalodonBlock(Block):
         position: str = "rope",
         sliding: bool = False,
         groups: int = 1,
-        norm_decay: Sequence[float] | None = None,
         channel_mixer: Mapping[str, Any] | None = None,
         epsilon: float = 1e-5,
         dropout: float = 0.0,
@@ -93,7 +91,7 @@ class MegalodonBlock(Block):
         for size in (check_integer("query_size", query_size), value_size):
             check_heads(size, check_integer("heads", heads))
         self.value_size = value_size
-        self.timestep_norm = TimestepNorm(channels, causal=causal, groups=groups, epsilon=epsilon, decay=norm_decay)
+        self.timestep_norm = TimestepNorm(channels, causal=causal, groups=groups, epsilon=epsilon)
         self.memory = build(MIXERS, _MEMORY if memory is None else memory, channels, what="memory", causal=causal)
         self.memory_norm = RMSNorm(channels, epsilon=epsilon, affine=True)
         self.value = nn.Linear(channels, value_size)
