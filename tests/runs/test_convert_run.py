@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lagwise.data import load_tokenizer
-from lagwise.models import LagwiseConfig, LagwiseForCausalLM
-from lagwise.models.conversion import outlook
 from lagwise.runs import convert_run, evaluate_run
 from lagwise.training import Recipe, train
 
@@ -26,30 +22,6 @@ def test_a_model_of_short_texts_is_converted(tiny_recipe: Recipe, tmp_path: Path
     evaluate_run(tmp_path / "out", progress=False)
     convert_run(run, 0.5, tmp_path / "out", progress=False)
     assert not list((tmp_path / "out").glob("evaluation*"))
-
-
-@pytest.mark.slow
-def test_whether_a_conversion_pays_is_said_before_it_starts(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    run = train(tiny_recipe, tmp_path / "run", progress=False)
-    lines: list[str] = []
-    result = convert_run(run, 0.1, tmp_path / "out", progress=False, report=lines.append)
-    assert result["tokens_per_second"]["after"] > 0
-    [line] = lines
-    assert "has a support of 1,8" in line  # its decay is .99
-    assert "mostly its generation faster" in line
-
-
-@pytest.mark.parametrize(
-    ("kernel", "words"),
-    [
-        ({"name": "free", "max_length": 40}, "a support of 40 tokens. .* but generation no faster"),
-        ({"name": "rpe", "decay": 1.0}, "has infinite support: .* an exported step needs it"),
-    ],
-)
-def test_when_a_conversion_pays(kernel: dict[str, Any], words: str) -> None:
-    block = {"name": "prenorm", "token_mixer": {"name": "gtu", "kernel": kernel}}
-    model = LagwiseForCausalLM(LagwiseConfig(hidden_size=8, num_hidden_layers=1, block=block))
-    assert re.search(words, outlook(model))
 
 
 @pytest.mark.slow

@@ -319,7 +319,7 @@ def convert(
         from lagwise.runs import convert_run
 
     options = {"lags": lags, "max_order": max_order}
-    result = convert_run(run, tolerance, out, **options, report=lambda line: typer.echo(line, err=True))
+    result = convert_run(run, tolerance, out, **options)
     rows = []
     for each in result["layers"]:
         layer = ".".join(part for part in each["layer"].split(".") if part.isdigit())
