@@ -28,7 +28,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from lagwise.models.cuda_graph import capture
+from lagwise.models.compiled import capture
 from lagwise.ops import fused
 from lagwise.training.compilation import compile_model
 from lagwise.training.recipe import REDUCE_OVERHEAD

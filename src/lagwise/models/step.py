@@ -131,14 +131,8 @@ class StreamingStep(nn.Module):
 
 
 class InPlaceStep:
-    """A language model's step on fixed tensors, which it changes in place. It runs eagerly; `CompiledStep` and
-    `GraphStep` run it as compiled code and as a CUDA graph.
-
-    Args:
-        model: The language model.
-        batch_size: Rows of the batch, or None for any number.
-        step: The model's `StreamingStep`, online.
-    """
+    """A language model's online step on fixed tensors, which it changes in place. It runs eagerly; `CompiledStep` and
+    `GraphStep` run it as compiled code and as a CUDA graph. batch_size: rows of the batch, or None for any number."""
 
     def __init__(self, model: VocabularyHead, batch_size: int | None, step: StreamingStep):
         self.batch_size, self.device = batch_size, model.device
