@@ -97,7 +97,7 @@ class StreamingSession:
         no tokens left, then `join`. ValueError as for `add`."""
         self._require_evaluation()
         ids, limit = torch.as_tensor(input_ids, device="cpu"), self.model.length_limit
-        TokenInput.check(ids[None], self.model.config.vocab_size)
+        TokenInput.check(ids[None], self.model.config)
         if limit is not None and len(ids) > limit:
             raise ValueError(f"this model takes at most {limit} tokens, the prompt has {len(ids)}")
         return Prompt(ids.long().to(self.model.device), self.model.model.new_cache())

@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from lagwise.data import open_source
 from lagwise.data.tokenizers import encode_texts, spellings
 from lagwise.files import RECIPE_FILE, file_digest, lock, one_line, saved_whole
-from lagwise.models.carried import CarriedStates
+from lagwise.models.cache import CarriedStates
 from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.loading import load_model
 from lagwise.models.signal_regression import LagwiseForSignalRegression

@@ -39,8 +39,8 @@ from lagwise.data.labels import KINDS, MULTI_LABEL
 from lagwise.data.options import DataOptions
 from lagwise.data.tokenizers import without_template
 from lagwise.models import LagwiseForSequenceClassification, LagwiseLinearForSequenceClassification
+from lagwise.models.inputs import require_rate
 from lagwise.models.loading import read_config, save_tokenizer
-from lagwise.models.rates import require_rate
 from lagwise.tables import Count, Number, Share, known, refuse
 from lagwise.tasks.base import LinearRows, Metric, Records, Sizes, finite, require_none
 from lagwise.tasks.labelled import (

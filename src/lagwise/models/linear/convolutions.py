@@ -213,15 +213,9 @@ class Convolutions(nn.Module):
         return total
 
     def _counts(self, z: Tensor, position: Tensor, *, padded: bool = False, each: bool = False) -> Tensor:
-        """Count the samples at which features' thresholds are exceeded, ``(batch, size)``, or whether they are at each
-        sample, ``(batch, length, size)``.
-
-        Args:
-            z: Standardised samples ``(batch, past + length, channels)``.
-            position: Position ``(batch, length)`` of the last samples in their series, -1 at padding.
-            padded: Whether there is padding.
-            each: Whether to return values of each sample instead of sums.
-        """
+        """Count the samples at which features' thresholds are exceeded, ``(batch, size)``, or by ``each`` whether they
+        are at each sample, ``(batch, length, size)``. z: standardised samples ``(batch, past + length, channels)``;
+        position: ``(batch, length)`` of the last ones in their series, -1 at padding."""
         past, parts, start = z.shape[1] - position.shape[1], [], 0
         at_once = each or traced() or position.numel() <= _FEW  # few operations, with all values in memory
         kernel = torch.arange(KERNELS, device=z.device)
