@@ -43,7 +43,7 @@ INSTEAD = {"100000": "100", "1e-4": "0.01", "FOLDER": "series", "lra-pathfinder:
 # What the Python of a page takes as given, and the packages of a page beyond those of the tests.
 LOADED = """
 from transformers import AutoModelForCausalLM, AutoTokenizer
-model = AutoModelForCausalLM.from_pretrained("runs/best-lm", trust_remote_code=True)
+model = draft = AutoModelForCausalLM.from_pretrained("runs/best-lm", trust_remote_code=True)
 tokenizer = AutoTokenizer.from_pretrained("runs/best-lm", trust_remote_code=True)
 """
 SERIES = """

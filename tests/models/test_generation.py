@@ -146,14 +146,9 @@ class TestBadInput:
     def test_padding_on_the_right(self, model: LagwiseForCausalLM) -> None:
         """Where the logits of the last token are not those of the last chunk."""
         mask = torch.tensor([[1, 1, 0]])
-        with pytest.raises(ValueError, match=r"read in chunks.* must be padded on the left"):
-            model.generate(prompt(1, 3), attention_mask=mask, prefill_chunk_size=2, **GREEDY)
-
-    def test_drafts(self, model: LagwiseForCausalLM) -> None:
-        with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
-            model.generate(prompt(1, 9), prompt_lookup_num_tokens=2, **GREEDY)
-        with pytest.raises(ValueError, match="cannot be rolled back"):
-            StreamingCache(1).crop(-1)
+        for name, message in (("prefill_chunk_size", "read in chunks"), ("prompt_lookup_num_tokens", "with drafts")):
+            with pytest.raises(ValueError, match=f"{message}.* must be padded on the left"):
+                model.generate(prompt(1, 3), attention_mask=mask, **GREEDY, **{name: 2})
 
     def test_longer_than_the_limit(self, model: LagwiseForCausalLM) -> None:
         for length, extra, message in (

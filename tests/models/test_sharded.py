@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -16,11 +17,16 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from lagwise.models.sharded import whole_state
-from lagwise.training.sharding import shard
 
 # Two processes would need two GPUs.
 pytestmark = [pytest.mark.cpu, pytest.mark.skipif(os.name != "posix", reason="needs fork")]
 SHORT = {"name": "prenorm", "token_mixer": {"name": "gtu", "kernel": {"name": "rpe", "decay": 0.3, "layers": 1}}}
+
+
+def shard(model: Any) -> None:
+    for layer in model.base_model.layers:
+        fully_shard(layer)
+    fully_shard(model)
 
 
 def compare(name: str) -> dict[str, float]:
@@ -57,8 +63,11 @@ def compare(name: str) -> dict[str, float]:
     with torch.no_grad():
         found["logits"] = (part(ids).logits - model(ids).logits).abs().max().item()
         if name not in MASKED:
-            texts = [m.generate(ids[:1, :9], max_new_tokens=8, do_sample=False) for m in (model, part)]
-            found["generation"] = float(not torch.equal(*texts))
+            drafts: list[tuple[str, dict[str, Any]]] = [("", {}), ("prompt lookup", {"prompt_lookup_num_tokens": 3})]
+            drafts += [("a draft", {"assistant_model": model}), ("a sharded draft", {"assistant_model": part})]
+            for kind, options in drafts:
+                texts = [m.generate(ids[:1, :9], max_new_tokens=8, do_sample=False, **options) for m in (model, part)]
+                found[f"generation with {kind}"] = float(not torch.equal(*texts))
     return found
 
 

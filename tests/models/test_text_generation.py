@@ -113,6 +113,32 @@ def test_options_out_of_range(model: LagwiseForCausalLM, options: dict[str, Any]
         generate_text(model, load_tokenizer("bytes"), **{"prompt": "a", **options})
 
 
+def test_temperatures_below_1_sample(model: LagwiseForCausalLM) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 20, "temperature": 0.9}
+    texts = set()
+    for seed in range(2):
+        torch.manual_seed(seed)
+        texts.add(generate_text(model, load_tokenizer("bytes"), "a", **options))
+    assert len(texts) == 2
+
+
+@pytest.mark.parametrize(("ids", "ends"), [(7, {7}), ([7, 8], {7, 8}), (None, set())])
+def test_ends_are_those_of_the_generation_config(model: LagwiseForCausalLM, ids: Any, ends: set[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model.generation_config, "eos_token_id", ids)
+        assert generation.end_tokens(model) == ends
+        patch.setattr(model, "generation_config", None)
+        assert generation.end_tokens(model) == set()
+
+
+def test_a_word_after_a_short_prompt_has_its_space() -> None:
+    tokenizer, chunks = word_tokenizer(["one", "two"]), list[str]()
+    writer = generation.TextWriter(tokenizer, [torch.tensor(tokenizer("one")["input_ids"])], (), False, chunks.append)
+    writer.take(tokenizer("two")["input_ids"][0])
+    writer.end()
+    assert "".join(chunks) == " two"
+
+
 def test_it_stops_before_a_stop_text(model: LagwiseForCausalLM) -> None:
     """The stop text may begin anywhere in the continuation, but not in the prompt, and may contain non-ASCII
     characters."""

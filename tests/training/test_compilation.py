@@ -211,7 +211,7 @@ def train_eagerly_compiled(recipe: Recipe, out: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="needs fork")
-@pytest.mark.parametrize("options", [{}, {"shard": True}, {"sequence_parallel": 2}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"sequence_parallel": 2}], ids=str)
 def test_two_processes(options: dict[str, Any], tiny_recipe: Recipe, tmp_path: Path) -> None:
     recipe = changed(tiny_recipe, compile=True, accumulate=2, **options)
     one = train(changed(tiny_recipe, accumulate=2), tmp_path / "one", progress=False)

@@ -1,4 +1,4 @@
-"""The benchmarks of generation check streams before they time them."""
+"""The benchmarks of generation check streams, and that drafts do not change the text, before they time them."""
 
 from __future__ import annotations
 

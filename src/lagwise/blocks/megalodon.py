@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.blocks.mega import QueryKey
-from lagwise.blocks.prenorm import Block, ChannelLayer, RMSNorm
+from lagwise.blocks.prenorm import Block, ChannelLayer, RMSNorm, residual_normed
 from lagwise.mixers import MIXERS, ChunkedAttention, TimestepNorm
 from lagwise.mixers.base import check_heads
 from lagwise.mixers.chunked_attention import ChunkState
 from lagwise.ops import Layout
 from lagwise.ops.recurrence import Moments
-from lagwise.ops.tokens import rms_norm
+from lagwise.ops.tokens import linears, rms_norm, silu_product
 from lagwise.tables import build, check_integer
 
 _MEMORY = {"name": "toeplitz", "kernel": {"name": "cema"}}
@@ -117,12 +118,14 @@ class MegalodonBlock(Block):
         before = (None, None, None) if state is None else state
         h, norm = self.timestep_norm.run(x, before[0], layout)
         mixed, memory_state = self.memory.run(h, before[1], layout)
-        memory = self.dropout(self.memory_norm(mixed))
-        query, key = self.query_key(self.shared(memory))
-        attended, attention = self.attention.run(query, key, F.silu(self.value(h)), before[2], layout)
-        gated = self.dropout(F.silu(self.reset(memory)) * attended)
-        y = x + self.dropout(self.candidate(memory) + self.out(gated)).to(x.dtype)
-        y = self.channels(y, layout.mask, residual=x)
+        memory = self.dropout(residual_normed(self.memory_norm, mixed, layout.mask)[1])
+        shared, reset, candidate = linears(memory, self.shared, self.reset, self.candidate)
+        query, key = self.query_key(shared)
+        value = F.silu(linears(h, self.value)[0])
+        attended, attention = self.attention.run(query, key, value, before[2], layout)
+        gated = self.dropout(silu_product(reset, attended))
+        branch = self.dropout(candidate + linears(gated, self.out)[0])
+        y = self.channels(x, layout.mask, branch=branch, residual=x)
         return y, None if attention is None else MegalodonState(norm, memory_state, attention)
 
     def init_state(self, batch_size: int) -> MegalodonState:
@@ -149,7 +152,8 @@ class NormalizedQueryKey(QueryKey):
         nn.init.zeros_(self.shift)
 
     def forward(self, shared: Tensor) -> tuple[Tensor, Tensor]:
-        heads = rms_norm(shared.unflatten(-1, (self.heads, -1)), self.epsilon)
-        root, normed = heads.shape[-1] ** 0.5, heads.flatten(-2)
-        query, key = normed * self.scale[0] + root * self.shift[0], normed * (self.scale[1] / root) + self.shift[1]
-        return query, key
+        normed = rms_norm(shared.unflatten(-1, (self.heads, -1)), self.epsilon)
+        root = normed.shape[-1] ** 0.5
+        pair = torch.addcmul(self.shift, normed.flatten(-2)[..., None, :], self.scale / root)
+        query, key = pair.unbind(-2)
+        return query * root, key

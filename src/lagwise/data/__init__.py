@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from lagwise._lazy import lazy_package
 
 if TYPE_CHECKING:
-    from lagwise.data.batches import BucketedExamples, EncodedExamples, PackingCollator, PaddingCollator
+    from lagwise.data.batches import BucketedExamples, EncodedExamples, PaddingCollator
     from lagwise.data.encoding import RowEncoder
     from lagwise.data.examples import ScheduledExamples, TrainingWindows
     from lagwise.data.labelled import LabelledData, prepare_labelled

@@ -1,4 +1,4 @@
-"""Batches of rows: padded to the longest, those of similar lengths together, or packed to reduce padding."""
+"""Batches of rows: padded to the longest, those of similar lengths together."""
 
 from __future__ import annotations
 
@@ -20,74 +20,6 @@ if TYPE_CHECKING:
     R = TypeVar("R", Rows, pa.Table)
 
 IGNORED = -100  # the label that losses skip
-NO_DOCUMENT = -1  # the number of padding in seq_idx
-
-
-class PackingCollator:
-    """Packs the examples of a batch into rows of at most ``length`` tokens: a collator for DataLoader and Trainer.
-
-    Takes mappings with input_ids ``(tokens,)``, and optionally labels and attention_mask like it (tensors, arrays or
-    lists), one document each. Their own padding, where attention_mask is zero, is dropped, and so are empty documents.
-    Labels are input_ids if not given.
-
-    Gives input_ids, labels, seq_idx and attention_mask ``(rows, longest row)``, with which a model treats every
-    document separately. labels are -100, which losses skip, at padding and at the first token of every document, which
-    cannot be predicted; so a mean over the other labels is a mean over the predicted tokens. seq_idx numbers a row's
-    documents from 0 and is -1 at padding, where attention_mask is 0.
-
-    Documents go, longest first, into the first row with enough space (first-fit decreasing); nothing is random.
-    ValueError for a document longer than ``length``, labels of another length than input_ids, or no token at all.
-
-    >>> batch = PackingCollator(5)([{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5]}, {"input_ids": [6]}])
-    >>> batch["input_ids"].tolist(), batch["seq_idx"].tolist()
-    ([[1, 2, 3, 4, 5], [6, 0, 0, 0, 0]], [[0, 0, 0, 1, 1], [0, -1, -1, -1, -1]])
-    """
-
-    def __init__(self, length: int):
-        self.length = check_integer("length", length)
-
-    def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        documents = [_document(number, example) for number, example in enumerate(examples)]
-        rows: list[list[int]] = []
-        space: list[int] = []
-        for i in sorted(range(len(documents)), key=lambda i: -len(documents[i][0])):
-            size = len(documents[i][0])
-            if size > self.length:
-                raise ValueError(
-                    f"document {i} of the batch has {size} tokens, more than a row of {self.length}; cut it into "
-                    "pieces, or make the rows longer"
-                )
-            row = next((row for row, left in enumerate(space) if left >= size), len(space))
-            if size and row == len(space):
-                rows.append([])
-                space.append(self.length)
-            if size:
-                rows[row].append(i)
-                space[row] -= size
-        if not rows:
-            raise ValueError(f"none of the {len(documents)} documents of the batch has a token")
-        longest = self.length - min(space)
-        seq_idx = [torch.cat([torch.full_like(documents[i][0], n) for n, i in enumerate(row)]) for row in rows]
-        ids, labels = ([torch.cat([documents[i][part] for i in row]) for row in rows] for part in (0, 1))
-        batch = {"input_ids": padded(ids, longest, 0), "labels": padded(labels, longest, IGNORED)}
-        batch["seq_idx"] = padded(seq_idx, longest, NO_DOCUMENT)
-        return {**batch, "attention_mask": (batch["seq_idx"] != NO_DOCUMENT).long()}
-
-
-def _document(number: int, example: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    """The tokens and labels of a document without its padding; the first token is not predicted."""
-    ids = torch.as_tensor(example["input_ids"], dtype=torch.long)
-    labels = torch.as_tensor(example.get("labels", ids), dtype=torch.long)
-    mask = torch.as_tensor(example.get("attention_mask", torch.ones_like(ids))).bool()
-    for name, value in (("labels", labels), ("attention_mask", mask)):
-        if ids.dim() != 1 or value.shape != ids.shape:
-            raise ValueError(
-                f"document {number} of the batch must have input_ids (tokens,) and {name} like it, got "
-                f"{tuple(ids.shape)} and {tuple(value.shape)}"
-            )
-    labels = labels[mask]
-    labels[:1] = IGNORED
-    return ids[mask], labels
 
 
 def padded(rows: Sequence[Tensor], size: int, value: float) -> Tensor:

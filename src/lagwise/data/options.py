@@ -14,7 +14,7 @@ AUTO = "auto"  # the tokenizer that suits the length of a training and of its te
 _GONE: dict[str, dict[str, Any]] = {
     "data": {"streaming": False, "shuffle_tokens": 2**22},
     "task": {"packing": False, "span": 1},
-    "training": {"carry_states": False, "average": 0},
+    "training": {"carry_states": False, "average": 0, "shard": False},
 }
 TRAINED_TOKENIZERS = ("bpe", "bpe-uncased", "words", "characters")  # whose vocabulary is that of the data
 

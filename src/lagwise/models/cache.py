@@ -88,6 +88,7 @@ class StreamingCache(Cache):
         behind: How many positions fewer than ``seen`` each row of a joined batch has, ``(batch,)``; None if none.
         stream: Compiled code that holds the states, if any.
         parts: Caches of single rows, which hold the states where rows are computed apart (`rows_apart`).
+        past: Copies of the cache from before each forward since the last `crop`, if they are recorded.
 
     >>> from lagwise import LagwiseConfig, LagwiseForCausalLM
     >>> model = LagwiseForCausalLM(LagwiseConfig(vocab_size=10, hidden_size=8, num_hidden_layers=1)).eval()
@@ -111,6 +112,7 @@ class StreamingCache(Cache):
         self.behind: Tensor | None = None
         self.stream: Any = None
         self.parts: list[StreamingCache] | None = None
+        self.past: list[StreamingCache] | None = None
 
     @property
     def states(self) -> list[Any]:
@@ -175,6 +177,7 @@ class StreamingCache(Cache):
         """A copy with the same states. Continuing either cache does not change the other."""
         other = copy.copy(self)
         other.layers = [copy.copy(layer) for layer in self.layers]
+        other.past = None
         other.parts = None if self.parts is None else [part.copy() for part in self.parts]
         return other
 
@@ -182,6 +185,7 @@ class StreamingCache(Cache):
         """The caches of single rows, which hold the states from now on. ValueError for another batch size or model, and
         if rows have been computed together."""
         self.require_continues(rows, model)
+        self.record()
         if self.parts is None and self.rows not in (None, 1):
             raise ValueError(f"the cache was begun without {APART}=1; begin a new one")
         if self.parts is None:
@@ -189,13 +193,46 @@ class StreamingCache(Cache):
         self.rows, self.model = rows, model
         return self.parts
 
-    def crop(self, *args: Any) -> None:
-        raise ValueError("a streaming state cannot be rolled back; keep the earlier cache (`copy`) and branch from it")
+    def activate_past_recording(self) -> None:
+        """Record the states before every forward from now on, so that `crop` can restore them. Recorded states share
+        memory where possible."""
+        self.past = []
+
+    def record(self) -> None:
+        """Record the states before a forward if recording is active."""
+        if self.past is not None:
+            self.past.append(self.copy())
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Restore the last recorded state that contains none of the removed tokens.
+
+        This may remove more tokens than requested; `get_seq_length` then returns the number of tokens kept. Records are
+        deleted. ValueError if no such state was recorded.
+
+        Args:
+            tokens_to_remove: Minus the number of tokens to remove, or, if positive, the length to keep.
+        """
+        target = tokens_to_remove if tokens_to_remove > 0 else self.seen + tokens_to_remove
+        if target < self.seen:
+            candidates = [earlier for earlier in self.past or () if earlier.seen <= target]
+            if not candidates:
+                raise ValueError(
+                    "a streaming state cannot be rolled back unless it was recorded; keep the earlier cache (`copy`) "
+                    "and branch from it"
+                )
+            vars(self).update({**vars(candidates[-1]), "past": self.past})
+        if self.past is not None:
+            self.past.clear()
 
     def _of_rows(self, values: Tensor | None) -> Tensor:
         """Return ``values``, or a tensor ``(rows,)`` of 0 if they are None."""
         assert self.rows is not None
         return torch.full((self.rows,), 0) if values is None else values
+
+    @property
+    def is_croppable(self) -> bool:
+        """Whether `crop` can restore earlier states."""
+        return self.past is not None
 
     @property
     def is_initialized(self) -> bool:

@@ -16,7 +16,7 @@ from transformers.utils.generic import can_return_tuple
 from lagwise.models.cache import APART, CACHE, EitherName, StreamingCache, either, rows_apart
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.heads import VocabularyHead
-from lagwise.models.inputs import check_prompt_length, check_prompts, current_mask
+from lagwise.models.inputs import check_prompt_length, check_prompts, current_mask, require_no_padding_after
 from lagwise.ops.operation import traced
 from lagwise.ops.packing import document_starts, row_extents
 from lagwise.tables import check_integer
@@ -24,8 +24,9 @@ from lagwise.tables import check_integer
 _LOSS_ELSEWHERE = (
     "packed rows are trained without labels: whatever computes a loss from these logits (label_smoothing_factor or "
     "compute_loss_func of the Trainer) must leave out the first token of every document. Set its label to -100, as "
-    "PackingCollator does"
+    "DataCollatorWithFlattening does"
 )
+_MAX_READ_AGAIN = 32  # tokens to read again with a draft; more are processed by a separate forward pass
 
 
 class CausalLMOutput(EitherName, CausalLMOutputWithPast):
@@ -50,7 +51,6 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
     """
 
     splits = True
-    _is_stateful = True  # a state cannot be rolled back, so transformers refuses assisted decoding
 
     def __init__(self, config: LagwiseConfig):
         if not config.causal:
@@ -126,7 +126,8 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         parent._validate_generated_length(generation_config, input_ids_length, *args)
 
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict, *args: Any) -> None:
-        if (name := generation_config.cache_implementation) not in (None, "dynamic"):
+        name = generation_config.cache_implementation
+        if name not in (None, "dynamic", "dynamic_full"):  # the last: of drafts in transformers before 5.10
             raise ValueError(
                 f"cache_implementation={name!r} is not supported: a lagwise model generates with a StreamingCache; "
                 "leave it out, and call model.compile_step() first for compiled code of fixed shapes"
@@ -135,7 +136,57 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         if not self.model.has_state:  # every token is computed with all tokens before it
             generation_config.use_cache = model_kwargs["use_cache"] = False
         if model_kwargs.get(CACHE) is None and generation_config.use_cache is not False:
-            model_kwargs[CACHE] = self.model.new_cache()
+            cache = model_kwargs[CACHE] = self.model.new_cache()
+            if getattr(generation_config, "is_assistant", False):  # its drafts may be rejected
+                cache.activate_past_recording()
+
+    def _assisted_decoding(self, input_ids: Tensor, *args: Any, generation_config: Any, **kwargs: Any) -> Any:
+        if generation_config.return_dict_in_generate and generation_config.output_hidden_states:
+            raise ValueError("output_hidden_states=True is not supported by assisted decoding of a lagwise model")
+        require_no_padding_after(kwargs.get("attention_mask"), "continued with drafts")
+        if kwargs.get("inputs_embeds") is not None:
+            raise ValueError("inputs_embeds is not supported by assisted decoding; give input_ids")
+        cache, mask = kwargs.get(CACHE), kwargs.get("attention_mask")
+        if isinstance(cache, StreamingCache):
+            self._read_before(cache, input_ids, input_ids.shape[1] - 1, mask)  # speculative rollback never crosses it
+            cache.activate_past_recording()
+        parent: Any = super()
+        try:
+            return parent._assisted_decoding(input_ids, *args, generation_config=generation_config, **kwargs)
+        finally:
+            if isinstance(cache, StreamingCache):
+                cache.past = None
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        next_sequence_length: int | None = None,
+        cache: Any = None,
+        inputs_embeds: Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Prepare inputs as in transformers, but give a cache that was rolled back for a rejected draft all tokens that
+        it lacks: accepted ones are read again with the next draft."""
+        cache = either(cache, past_key_values)
+        if getattr(cache, "past", None) is not None:
+            sure = 0 if next_sequence_length is None else input_ids.shape[1] - next_sequence_length
+            if sure - cache.seen >= _MAX_READ_AGAIN:
+                self._read_before(cache, input_ids, sure, kwargs.get("attention_mask"))
+            next_sequence_length = input_ids.shape[1] - cache.seen
+        parent: Any = super()
+        return parent.prepare_inputs_for_generation(
+            input_ids, next_sequence_length, inputs_embeds=inputs_embeds, **{CACHE: cache}, **kwargs
+        )
+
+    def _read_before(self, cache: StreamingCache, input_ids: Tensor, end: int, mask: Tensor | None) -> None:
+        """Permanently process the tokens of a text before ``end`` that the cache has not seen."""
+        ids = input_ids[:, cache.seen : end]
+        if ids.shape[1]:
+            # Not the backbone alone: the weights of a sharded model are gathered where its head is called.
+            seen = None if mask is None else mask[:, :end]
+            self(ids, attention_mask=seen, cache=cache, use_cache=True, logits_to_keep=1)
+            cache.crop(0)
 
     def targets(self, labels: Tensor) -> Tensor:
         """Shift labels: the target of a token is the token that follows it."""
@@ -260,6 +311,6 @@ def _without_starts(labels: Tensor, seq_idx: Tensor, counted: Any) -> tuple[Tens
             f"{before - after} documents of these packed rows begin with a label, which is not predicted but was "
             f"counted: num_items_in_batch is {int(counted)}, and these rows have {before} labels. With gradient "
             "accumulation or several processes, set labels to -100 at the first token of every document, as "
-            "PackingCollator does"
+            "DataCollatorWithFlattening does"
         )
     return left, after

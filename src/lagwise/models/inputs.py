@@ -167,6 +167,12 @@ def check_prompt_length(limit: int | None, prompt: int, new: int) -> None:
         )
 
 
+def require_no_padding_after(mask: Tensor | None, prompts: str) -> None:
+    """Raise ValueError if rows of a mask end in padding, which prompts of this kind may not."""
+    if mask is not None and not mask[:, -1].all():
+        raise ValueError(f"attention_mask pads prompts on the right; those {prompts} must be padded on the left")
+
+
 def check_prompts(limit: int | None, generation_config: Any, model_kwargs: Mapping[str, Any]) -> None:
     """Check prompts before any work, where `generate` knows the mask of the whole text.
 
@@ -184,11 +190,8 @@ def check_prompts(limit: int | None, generation_config: Any, model_kwargs: Mappi
             raise ValueError(
                 f"row {empty[0]} of attention_mask is all padding; begin an empty prompt with the end-of-text token"
             )
-        if getattr(generation_config, "prefill_chunk_size", None) and not mask[:, -1].all():
-            raise ValueError(
-                "attention_mask pads prompts on the right; those read in chunks (prefill_chunk_size) must be padded on "
-                "the left"
-            )
+        if getattr(generation_config, "prefill_chunk_size", None):
+            require_no_padding_after(mask, "read in chunks (prefill_chunk_size)")
     if isinstance(cache, StreamingCache) and prompt is not None and 0 < prompt <= cache.seen:
         raise ValueError(
             f"the cache holds {cache.seen} tokens already, and input and mask have {prompt}; give the whole text "

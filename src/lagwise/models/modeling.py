@@ -302,6 +302,7 @@ class LagwiseModel(LagwisePreTrainedModel):
         self._check_length(batch, length, whole, cache)
         if cache is not None:
             cache.stop()
+            cache.record()
             cache.rows, cache.model = batch, self.number
             if mask is not None and not traced() and mask.all():  # on a GPU, layers would each wait to read this
                 mask = None

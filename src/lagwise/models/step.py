@@ -169,7 +169,7 @@ class InPlaceStep:
             return None
         if torch.is_grad_enabled() or model.training or cache.rows != rows or cache.seen == 0:
             return None
-        if cache.model != model.model.number or cache.seen == model.model.length_limit:
+        if cache.model != model.model.number or cache.seen == model.model.length_limit or cache.past is not None:
             return None
         stream = cache.stream
         if stream is None or stream.owner is not self:

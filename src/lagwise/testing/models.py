@@ -100,7 +100,7 @@ def check_model(model: PreTrainedModel, tokenizer: Any = None, *, tolerance: flo
     >>> config = LagwiseConfig(vocab_size=40, hidden_size=16, num_hidden_layers=1, initializer_range=0.5)
     >>> report = check_model(LagwiseForCausalLM(config).eval())
     >>> report.failed, report.refused
-    ([], ['drafts and rollback'])
+    ([], [])
     """
     if model.training:
         raise ValueError("the model is in training mode; call model.eval() first")

@@ -18,7 +18,6 @@ from lagwise.models.configuration import field_types
 from lagwise.models.loading import check_weights, read_config
 from lagwise.models.memory import check_memory
 from lagwise.models.sharded import require_shards
-from lagwise.process import group_size
 from lagwise.tables import known
 from lagwise.tasks import Task, TaskData
 from lagwise.training.recipe import START, Recipe, merged
@@ -34,8 +33,7 @@ def check_model(recipe: Recipe, task: Task) -> None:
         if name in recipe.model:
             raise ValueError(f"`{name}` follows from the data; leave it out")
     config = model_config(recipe, task, {"vocab_size": recipe.data.vocab_size})
-    shares = group_size() if recipe.training.shard else 1
-    check_memory(task.head, config, training=True, shares=shares)
+    check_memory(task.head, config, training=True)
     task.check_config(config)
     limit = config.length_limit
     with torch.device("meta"):

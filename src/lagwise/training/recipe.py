@@ -63,8 +63,6 @@ class TrainingOptions:
     """Micro-batches per step, to save memory."""
     sequence_parallel: Count = 1
     """Processes that share every sequence, each with a shard of its tokens; 1: each process has whole sequences."""
-    shard: Switch = False
-    """Divide weights, gradients and optimiser states between the processes (FSDP2)."""
     optimizer: str = "adamw"
     """`adamw`, or `muon`: Muon for the matrices of linear layers and AdamW for the rest."""
     learning_rate: Annotated[Number, Field(gt=0)] = 4e-3

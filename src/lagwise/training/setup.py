@@ -37,7 +37,6 @@ from lagwise.training.model import build_model, check_model, config_for_data
 from lagwise.training.optimizer import make_optimizer
 from lagwise.training.processes import SharedRows, Sharing, of_first_process, processes
 from lagwise.training.recipe import MAX_STEPS, Recipe, TrainingOptions
-from lagwise.training.sharding import shard
 from lagwise.training.trainer import BestModel, LagwiseTrainer, Progress
 
 _SLOW_STEPS, _TIMED_STEPS = 3, 9  # the first fill memory and caches
@@ -63,8 +62,6 @@ def check_recipe(recipe: Recipe) -> Task:
     check_compiled(options)
     reporters(options.report_to)
     refuse(
-        (options.shard and options.optimizer != "adamw", f"`shard` needs `optimizer=adamw`, got {options.optimizer!r}"),
-        (options.shard and first != "none", f"`shard` needs `first_answer=none`, got {first!r}"),
         (
             options.precision == "float16" and no_gpu,
             "`precision=float16` needs an NVIDIA GPU, and none was found; leave it out, or take bfloat16",
@@ -312,8 +309,6 @@ def make_trainer(recipe: Recipe, data: TaskData, out: Path, progress: bool) -> L
         training = SharedRows(training, arguments.per_device_train_batch_size, count)
         validation = SharedRows(validation, arguments.per_device_eval_batch_size, count)
         model.split_sequences(sharing.group)
-    if options.shard:
-        shard(model)
     show = progress and arguments.process_index == 0
     if options.compile:
         compile_model(model, options.compile)

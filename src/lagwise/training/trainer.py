@@ -28,7 +28,6 @@ from transformers.trainer_callback import PrinterCallback
 from lagwise.files import PARTIAL, one_line, saved_whole
 from lagwise.models.heads import VocabularyHead
 from lagwise.models.loading import quiet
-from lagwise.models.sharded import is_sharded, whole_state
 from lagwise.process import Stopped, denormals_as_zero, group_size, is_first
 from lagwise.progress import progress_bar
 from lagwise.tasks import TaskData
@@ -36,7 +35,6 @@ from lagwise.training.folder import METRICS_FILE, checkpoints, note_content
 from lagwise.training.optimizer import clip_gradients, sparse_tables
 from lagwise.training.processes import Sharing
 from lagwise.training.recipe import REDUCE_OVERHEAD, TrainingOptions
-from lagwise.training.sharding import load_optimizer, load_weights, own_part, save_shards
 
 BEST = "best"  # folder of the best model of a training
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -62,12 +60,9 @@ class BestModel(TrainerCallback):
         if not values:  # a model without a loss
             return
         since = evaluations_since_best(values)
-        if self.keep and since == 0:
-            model = getattr(model, "module", model)
-            weights = whole_state(model) if is_sharded(model) else None
-            if state.is_world_process_zero:
-                with quiet(), saved_whole(self.folder, "the best model so far", last="config.json") as partial:
-                    model.save_pretrained(partial, state_dict=weights)
+        if self.keep and since == 0 and state.is_world_process_zero:
+            with quiet(), saved_whole(self.folder, "the best model so far", last="config.json") as partial:
+                getattr(model, "module", model).save_pretrained(partial)
         if self.patience and since >= self.patience:
             control.should_training_stop = True
             control.should_save = True
@@ -112,9 +107,7 @@ class LagwiseTrainer(Trainer):
         super().__init__(*args, **kwargs)
         self.data, self.best = data, best
         self.sharing, self.options = sharing, options
-        if is_sharded(self._module):  # accelerate would wrap it in DistributedDataParallel
-            self.accelerator.prepare_model = functools.partial(self.accelerator.prepare_model, evaluation_mode=True)
-        elif group_size() == 1 and self.args.device.type == "cpu":
+        if group_size() == 1 and self.args.device.type == "cpu":
             self.accelerator.clip_grad_norm_ = clip_gradients  # type: ignore[bad-assignment]
         arguments = inspect.signature(self._module.forward).parameters
         self.label_names = [name for name in ("labels", "future_values") if name in arguments]
@@ -240,36 +233,14 @@ class LagwiseTrainer(Trainer):
     def _metrics(self, outputs: EvalPrediction) -> dict[str, float]:
         return self.data.metrics(math.nan, outputs.predictions, outputs.label_ids)
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        if self.options.shard and output_dir:
-            save_shards(self._module, self.optimizer, Path(output_dir))
-        else:
-            super().save_model(output_dir, _internal_call)
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        if not self.options.shard:
-            super()._save_optimizer_and_scheduler(output_dir)
-        elif self.args.should_save:
-            torch.save(self.lr_scheduler.state_dict(), Path(output_dir, "scheduler.pt"))  # type: ignore[missing-attribute]
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        if self.options.shard:
-            load_weights(self._module, Path(resume_from_checkpoint))
-        else:
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         # Processes of a group on CPUs have the device cpu:0, to which torch cannot load.
-        if not checkpoint or (not self.options.shard and self.args.device.type != "cpu"):
+        if not checkpoint or self.args.device.type != "cpu":
             super()._load_optimizer_and_scheduler(checkpoint)
             return
-        if self.options.shard:
-            load_optimizer(self._module, self.optimizer, Path(checkpoint))
-        else:
-            optimizer: Any = self.optimizer
-            optimizer.load_state_dict(torch.load(Path(checkpoint, "optimizer.pt"), weights_only=True))
-        schedule = torch.load(Path(checkpoint, "scheduler.pt"), weights_only=True)
-        self.lr_scheduler.load_state_dict(schedule)  # type: ignore[missing-attribute]
+        parts: Any = {"optimizer": self.optimizer, "scheduler": self.lr_scheduler}
+        for name, part in parts.items():
+            part.load_state_dict(torch.load(Path(checkpoint, f"{name}.pt"), weights_only=True))
 
     def _get_output_dir(self, trial: Any) -> str:
         run = super()._get_output_dir(trial)
@@ -287,7 +258,7 @@ class LagwiseTrainer(Trainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         run = Path(super()._get_output_dir(trial))
         name = f"checkpoint-{self.state.global_step}"
-        if self.args.should_save and not all(own_part(p).isfinite().all() for p in model.parameters()):
+        if self.args.should_save and not all(p.isfinite().all() for p in model.parameters()):
             raise FloatingPointError(
                 f"a weight is not finite at step {self.state.global_step}: the earlier checkpoints are kept as they are"
             )

@@ -266,7 +266,7 @@ def _in_chunks(
 
     def fold(x: Tensor) -> Tensor:
         x = x.unflatten(2, (count, chunk))
-        return x[:, 0] if one else x.transpose(1, 2).flatten(0, 1)
+        return x.squeeze(1) if one else x.transpose(1, 2).flatten(0, 1)
 
     def keys_of_chunks(x: Tensor) -> Tensor:
         own = x if graph else x[:, :, late:end]
