@@ -51,7 +51,7 @@ class Exact:
     """Form of a `ToeplitzMixer` with any kernel: products with its taps, and streams by `online_prefill`."""
 
     def mix(self, mixer: ToeplitzMixer, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
-        """`Mixer.mix`, without times and shards."""
+        """`Mixer.mix`, without shards."""
         kernel = mixer.kernel
         if state is None:
             limit = kernel.max_length
@@ -90,6 +90,8 @@ class StateSpace(Exact):
     with its taps, but for those of graphs."""
 
     def mix(self, mixer: ToeplitzMixer, x: Tensor, state: ModalState | None, layout: Layout) -> tuple[Tensor, Any]:
+        if layout.token_time is not None:
+            return self._mix_timed(mixer, x, state, layout)
         if state is None:
             if not mixer.frozen:
                 return super().mix(mixer, x, None, layout)
@@ -98,10 +100,9 @@ class StateSpace(Exact):
         y, parts = ssm.prefill(x, state, lambda size: self._blocks(mixer, size), graph=mixer.frozen)
         return y.to(x.dtype), ModalState(*parts)
 
-    def mix_timed(
+    def _mix_timed(
         self, mixer: ToeplitzMixer, x: Tensor, state: ModalState | None, layout: Layout
     ) -> tuple[Tensor, Any]:
-        """`Mixer.mix` of tokens with times of their own."""
         kernel = mixer.kernel
         assert layout.token_time is not None
         assert isinstance(kernel, DiagonalKernel)
@@ -212,8 +213,6 @@ class ToeplitzMixer(Derived, Mixer):
             )
 
     def mix(self, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
-        if layout.token_time is not None:
-            return self.form.mix_timed(self, x, state, layout)
         if layout.shard is not None:
             return self._mix_shard(x, layout), None
         return self.form.mix(self, x, state, layout)
