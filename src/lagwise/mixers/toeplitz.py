@@ -53,7 +53,7 @@ class Exact:
     """Form of a `ToeplitzMixer` with any kernel: products with its taps, and streams by `online_prefill`."""
 
     def mix(self, mixer: ToeplitzMixer, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
-        """`Mixer.mix`, without times and shards."""
+        """`Mixer.mix`, without shards."""
         kernel = mixer.kernel
         if state is None:
             limit = kernel.max_length
@@ -92,6 +92,8 @@ class StateSpace(Exact):
     with its taps, but for those of graphs, and on a GPU with a kernel of `few_modes`."""
 
     def mix(self, mixer: ToeplitzMixer, x: Tensor, state: ModalState | None, layout: Layout) -> tuple[Tensor, Any]:
+        if layout.token_time is not None:
+            return self._mix_timed(mixer, x, state, layout)
         if state is None:
             if not mixer.frozen:
                 return super().mix(mixer, x, None, layout)
@@ -100,10 +102,9 @@ class StateSpace(Exact):
         y, parts = ssm.prefill(x, state, lambda size: self._blocks(mixer, size), graph=mixer.frozen)
         return y.to(x.dtype), ModalState(*parts)
 
-    def mix_timed(
+    def _mix_timed(
         self, mixer: ToeplitzMixer, x: Tensor, state: ModalState | None, layout: Layout
     ) -> tuple[Tensor, Any]:
-        """`Mixer.mix` of tokens with times of their own."""
         kernel = mixer.kernel
         assert layout.token_time is not None
         assert isinstance(kernel, DiagonalKernel)
@@ -214,8 +215,6 @@ class ToeplitzMixer(Derived, Mixer):
             )
 
     def mix(self, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
-        if layout.token_time is not None:
-            return self.form.mix_timed(self, x, state, layout)
         if layout.shard is not None:
             return self._mix_shard(x, layout), None
         return self.form.mix(self, x, state, layout)
