@@ -82,9 +82,10 @@ def moments_so_far(
         # (x - mean before)(x - mean with it) of Welford's update; zero for the first token.
         between = (centres - mean).square() * (count / earlier)
         variance = (squares[:, None] + ((spread + between) * real[..., None]).cumsum(1)) / count
-        after = (_pair(each[:, -1], before.mean.dtype) for each in (mean, variance))
+        dtype = before.mean.dtype
+        after = Moments(_pair(mean[:, -1], dtype), _pair(variance[:, -1], dtype), seen[:, -1])
         moments = torch.stack([mean, variance], -1)
-        return moments[:, -1:].expand_as(moments) if whole else moments, Moments(*after, seen[:, -1])
+        return moments[:, -1:].expand_as(moments) if whole else moments, after
 
 
 def normalised(inside: Tensor, tokens: Tensor, moments: Tensor, *, epsilon: float) -> Tensor:
@@ -145,7 +146,7 @@ def _from_each(x: Tensor) -> Tensor:
     return x.flip(1).cumsum(1).flip(1)
 
 
-def _launch(name: str, programs: int, x: Tensor, table: Tensor, *tensors: Tensor, **constants: bool) -> None:
+def _launch(name: str, programs: int, x: Tensor, table: Tensor, *tensors: Tensor, **constants: int) -> None:
     groups, rows = table.shape[2], x.shape[0] * x.shape[1]
     width = x.shape[2] // groups
     constants |= {"GROUPS": 1 << (groups - 1).bit_length(), "WIDTH": 1 << (width - 1).bit_length()}
