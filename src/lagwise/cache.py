@@ -76,7 +76,8 @@ def cached_folder(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[
     if meta is None:
         _fill(folder, make)
         meta = _read_meta(folder)
-    assert meta is not None
+    if meta is None:
+        raise OSError(f"{folder} cannot be read back after it was written; is its disk failing?")
     return meta
 
 

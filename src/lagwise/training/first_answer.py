@@ -19,7 +19,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 from torch.utils.data import DataLoader
 
-from lagwise.files import read_json, saved_whole, write_json
+from lagwise.files import read_json, saved_whole, write_json, write_whole
 from lagwise.models.classification import joined
 from lagwise.models.loading import load_model, quiet
 from lagwise.tables import counted
@@ -81,13 +81,15 @@ def save_first_answer(
         model.save_pretrained(part)
         data.save_preprocessing(part, None)
         save_file({"held_out": held_out}, part / _HELD_OUT)
-    write_json(run / FILE, about)
     scores, headline = about["scores"], data.headline
     line = {"step": 0, "first_answer": scores[headline.name], "seconds": about["seconds"]}
     if alone:
         line |= {f"eval_{name}": value for name, value in scores.items()}
-    with open(run / METRICS_FILE, "a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+    log = run / METRICS_FILE
+    logged = log.read_text(encoding="utf-8") if log.is_file() else ""
+    if '"first_answer"' not in logged:  # by a process that died here
+        write_whole(log, logged + json.dumps(line) + "\n")
+    write_json(run / FILE, about)  # last: with it, the first answer is there
     if progress:
         print(
             f"first answer ({about['features']} features): {headline.label} {line['first_answer']:.3f} of "
