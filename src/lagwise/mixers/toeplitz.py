@@ -15,6 +15,8 @@ from lagwise.mixers.base import Mixer, masked
 from lagwise.mixers.derived import Derived
 from lagwise.mixers.ski import CausalSKI, TwoSidedSKI
 from lagwise.ops import ENGINES, Layout, online_prefill, toeplitz_product
+from lagwise.ops.fused import fused
+from lagwise.ops.fused.average import moving_average
 from lagwise.ops.operation import symbolic
 from lagwise.ops.packing import from_first_token
 from lagwise.ops.product import saved_engine
@@ -87,7 +89,7 @@ class Exact:
 
 class StateSpace(Exact):
     """Form with a `DiagonalKernel`, which streams as a state space, in constant memory. Whole sequences are products
-    with its taps, but for those of graphs."""
+    with its taps, but for those of graphs, and on a GPU with a kernel of `few_modes`."""
 
     def mix(self, mixer: ToeplitzMixer, x: Tensor, state: ModalState | None, layout: Layout) -> tuple[Tensor, Any]:
         if layout.token_time is not None:
@@ -240,7 +242,12 @@ class ToeplitzMixer(Derived, Mixer):
         return shard.by_channels(lambda x, layout: share.mix(x, None, layout)[0], x)
 
     def product(self, x: Tensor) -> Tensor:
-        """The product of whole rows with the kernel's taps or spectrum."""
+        """The product of whole rows with the kernel's taps or spectrum, or, on a GPU, of a state space by its
+        recurrence."""
+        kernel = self.kernel
+        if isinstance(kernel, DiagonalKernel) and kernel.few_modes and fused(x) and self.engine == "auto":
+            ((decay, angle, weight, direct),) = kernel.sides()
+            return moving_average(x, weight, -decay, direct, angle)
         spectrum = self._spectrum(x.shape[1])
         if spectrum is not None:
             return spectral_product(x, spectrum)
