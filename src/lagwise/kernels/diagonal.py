@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lagwise.kernels.base import LagKernel, joined_sides
 from lagwise.ops import Modes
-from lagwise.ops.operation import symbolic
+from lagwise.ops.operation import traced
 from lagwise.ops.recurrence import modal_taps, modal_taps_of, zoh_inputs, zoh_tokens
 from lagwise.tables import check_integer
 
@@ -73,7 +73,7 @@ class DiagonalKernel(LagKernel):
         return [(decay[i], angle[i], weight[i], direct * 0 if i else direct) for i in range(len(decay))]
 
     def taps(self, length: int) -> Tensor:
-        if symbolic(length) or torch.compiler.is_compiling():  # whose graphs hold no complex numbers, at any length
+        if traced():  # graphs hold no complex numbers, at any length
             return joined_sides(*(modal_taps_of(*side, length) for side in self.sides()))
         return joined_sides(*(modal_taps(modes, length) for modes in self.modes()))
 
