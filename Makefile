@@ -34,9 +34,9 @@ READERS := tables times lines archives recordings recipes weights bodies
 UV := uv==0.13.9
 AUDIT := cyclonedx-bom==7.5.0 pip-audit==2.10.1
 
-# What `make mutate` changes, each for ten minutes after a run of its tests: packages, and two parts that
+# What `make mutate` changes, each for ten minutes after a run of its tests: packages, and three parts that
 # scripts/mutate.py names.
-MUTATED := ops kernels mixers forecasting conversion sampling
+MUTATED := ops kernels mixers fits conversion sampling
 
 .PHONY: demo test test-slow test-gpu test-device test-triton test-titan test-lowest test-newest coverage fuzz fuzz-models mutate lint names bench docs docs-serve \
   wheel-check hashes audit release-check release clean
@@ -119,7 +119,7 @@ fuzz-models: $(INSTALLED)  ## random models against dense references, 20 minutes
 	LAGWISE_FUZZ_CASES=1000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'slow or not slow' \
 	  tests/fuzz/test_state_space_fuzz.py tests/fuzz/test_malformed.py
 
-mutate: $(INSTALLED)  ## how many small changes of PACKAGE=forecasting (by default of six), drawn by a seed, its tests notice
+mutate: $(INSTALLED)  ## how many small changes of PACKAGE=kernels (by default of six), drawn by a seed, its tests notice
 	for name in $(or $(PACKAGE),$(MUTATED)); do OMP_NUM_THREADS=1 $(BIN)/python scripts/mutate.py $$name \
 	  --seconds $(or $(SECONDS),600) || exit 1; done
 

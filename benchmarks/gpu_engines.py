@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lagwise.models.cuda_graph import capture
+from lagwise.models.compiled import capture
 from lagwise.ops import toeplitz_product
 from lagwise_papers.bench.timing import Timing, interleaved, save_results
 

@@ -1,4 +1,4 @@
-"""How many small changes of a package's code its tests notice: `make mutate PACKAGE=forecasting`.
+"""How many small changes of a package's code its tests notice: `make mutate PACKAGE=kernels`.
 
 Tests that reach the changed line run, each function's quickest case first, until one fails; a mutant that none notices
 survives. Mutants are drawn by a seed, changed in memory only, and run in processes forked from one that has imported
@@ -33,7 +33,7 @@ PRELOADED = ("torch", "transformers", "pandas", "scipy.signal", "sklearn.linear_
 _PAIRS = ((ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot), (ast.In, ast.NotIn))
 _PAIRS += ((ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.And, ast.Or), (ast.USub, ast.UAdd))
 SWAPPED = {one: other for pair in _PAIRS for one, other in (pair, pair[::-1])} | {ast.FloorDiv: ast.Div}
-LONGEST = 15.0  # seconds of tests for a mutant
+LONGEST = 30.0  # seconds of tests for a mutant
 CONTROL = 10  # before each tenth mutant, its tests run without it, and must pass
 
 # What is not one package with the tests of its name: sources in src/lagwise, and tests in tests, slow ones too.

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from lagwise.training import Recipe, resume, train
+from lagwise.training import Recipe, train
 from lagwise.training.trainer import LagwiseTrainer
 
 
@@ -60,7 +60,3 @@ def stop_at(patch: pytest.MonkeyPatch, step: int | None, error: BaseException) -
         return train_step(self, *args, **kwargs)
 
     patch.setattr(LagwiseTrainer, "training_step", stopped)
-
-
-def resume_quietly(out: Path) -> None:
-    resume(out, progress=False)

@@ -48,13 +48,13 @@ def table() -> str:
     for name in SHARED:
         assert all(splits(each) for each in [name, *SIZES.get(name, [])])
         names = ", ".join(f"`{each}`" for each in [name, *SIZES.get(name, [])])
-        lines.append(f"| {names} | equal | equal | equal | equal |")
+        lines.append(f"| {names} | equal | equal | equal |")
     others = [name for name in recipe_names() if name not in compared]
     by_batch = [name for name in others if "'norm': 'batch'" in str(load_recipe(name).model)]
     for names, found in (([name for name in others if name not in by_batch], "equal"), (by_batch, "its own norms")):
         assert not any(splits(name) for name in names)
         shown = ", ".join(f"`{name}`" for name in names)
-        lines.append(f"| {shown} | {found} | {found} | refused | refused |")
+        lines.append(f"| {shown} | {found} | refused | refused |")
     return "\n".join(lines)
 
 

@@ -11,12 +11,13 @@ import subprocess
 import sys
 import urllib.parse
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pytest
 import torch
 from browser import needs_chromium, opened, served
-from needs import needs_onnx
+from needs import needs_chip, needs_compiler, needs_onnx
 from test_docs import script
 
 from lagwise.data import load_tokenizer
@@ -51,8 +52,15 @@ def expected(run: Path) -> str:
 gallery = script("gallery")
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("example", gallery.scripts()[::-1], ids=lambda path: path.stem)
+def examples() -> list[Any]:
+    """The scripts of the gallery; those on real data run by default."""
+    marks = {"neuron_on_a_chip": [needs_chip, needs_compiler], "map_of_files": [], "watch_log": []}
+    return [
+        pytest.param(path, marks=marks.get(path.stem, pytest.mark.slow), id=path.stem) for path in gallery.scripts()
+    ]
+
+
+@pytest.mark.parametrize("example", examples())
 def test_an_example_draws_its_figure(example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with plt.rc_context({"backend": "Agg"}):

@@ -89,8 +89,9 @@ novels, and grows with the length of the text, because a longer text repeats mor
 
 The recipe best-lm on bytes, or on a BPE of the text's own with n-grams and matches of its tokens, one seed each, in
 minutes of the processor; bits per byte of all bytes of the test text at 512 tokens, and at about 14,336 bytes. With
-`data.tokenizer=auto` the recipe reads a BPE of 4,096 where the text has 8 MB or more and the training reads two million
-tokens or more. The enwik8 here has 3.9 MB, which a BPE reads three times in ten minutes; small has 300 KB of novels.
+`data.tokenizer=auto` the recipe reads a BPE where the text has 8 MB or more: of 1,024 tokens if the training would read
+1.6 million bytes or more, of 4,096 from five million on. The enwik8 here has 3.9 MB, which a BPE reads three times in
+ten minutes; small has 300 KB of novels.
 
 {_words()}"""
 

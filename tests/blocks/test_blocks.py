@@ -102,7 +102,7 @@ EVERY_BLOCK: dict[str, dict[str, Any]] = {
 }
 CAUSAL_BLOCKS: dict[str, dict[str, Any]] = {
     **EVERY_BLOCK,
-    "Gecko": {**MEGA, "name": "megalodon", "groups": 2, "norm_decay": [0.6, 0.9], "sliding": True},
+    "Gecko": {**MEGA, "name": "megalodon", "groups": 2, "sliding": True},
 }
 every_block = diagonal("spec", EVERY_BLOCK.values())
 every_causal_block = diagonal("spec", CAUSAL_BLOCKS.values())

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import sliding_window_view
 
+from lagwise.forecasting.fitting import _least_squares, held_out_stretches
 from lagwise.forecasting.moments import (
     LEVELS,
     level_weights,
@@ -14,6 +15,16 @@ from lagwise.forecasting.moments import (
 from lagwise.forecasting.solving import ridge_path
 
 LOOK_BACK, HORIZON = 20, 6
+
+
+def test_weights_are_inverse_to_independent_errors() -> None:
+    np.testing.assert_allclose(_least_squares(np.diag([1.0, 2.0])), [2 / 3, 1 / 3], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("begin", "count"), [(14, 0), (13, 1)])
+def test_held_out_rows_have_a_whole_window(begin: int, count: int) -> None:
+    x = np.zeros((20, 2))
+    assert len(held_out_stretches(x, x > 0, begin, look_back=4, horizon=3)) == count
 
 
 def series(rows: int = 300, count: int = 3) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from lagwise.forecasting import LagForecaster
 from lagwise.forecasting.grids import season
-from lagwise.forecasting.smoothing import Smoothing, fit_smoothing
+from lagwise.forecasting.smoothing import _DAMPING, _LEVEL, _TREND_PER_LEVEL, Smoothing, _first_states, fit_smoothing
 
 VARIANTS = [
     Smoothing(0.3),
@@ -57,6 +58,40 @@ def test_a_line_and_a_season_are_continued() -> None:
     model = {"name": "smoothing", "period": 4}
     made = LagForecaster(8, 24, model=model, validation=0).fit(x[:72]).predict()
     np.testing.assert_allclose(made, x[72:], atol=1e-6)
+
+
+def test_a_season_without_any_error_is_found() -> None:
+    assert fit_smoothing(np.tile([4.0, -4.0], 20)[:, None], np.zeros((40, 1), dtype=bool), 2).period == 2
+
+
+@pytest.mark.parametrize("period", [1, 4])
+def test_the_first_states_are_those_of_a_line_and_a_season(period: int) -> None:
+    pattern = np.array([4.0, -1.0, 2.0, -5.0])[:period] if period > 1 else np.zeros(1)
+    t = np.arange(16)
+    x = 3 + 0.5 * t + pattern[t % period]
+    level, slope, seasons = _first_states(x[:, None, None], period, True)
+    assert (float(level.squeeze()), float(slope.squeeze())) == pytest.approx((2.5, 0.5))
+    np.testing.assert_allclose(seasons.reshape(period), pattern, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_variant_has_the_lowest_corrected_criterion(seed: int) -> None:
+    """Of short series, where the correction decides."""
+    count = 6 + seed
+    x = np.random.default_rng(seed).normal(size=count).cumsum()
+    best, lowest = Smoothing(1.0), np.inf
+    for level, damping, trend in itertools.product(_LEVEL, (1.0, *_DAMPING), (None, *_TREND_PER_LEVEL)):
+        variant = Smoothing(level, trend, damping)
+        if trend is None and damping < 1:
+            continue
+        slope, value = np.polyfit(np.arange(1, min(count, 10) + 1), x[:10], 1)  # the line's value before the first row
+        first = np.array([x[0], 0, 0]) if trend is None else np.array([value, slope, 0])
+        squares = float((recursion(x, variant, first, 1)[0] ** 2).sum())
+        k = variant.parameters
+        criterion = count * np.log(squares / count) + 2 * k + 2 * k * (k + 1) / max(1, count - k - 1)
+        if criterion < lowest:
+            best, lowest = variant, criterion
+    assert fit_smoothing(x[:, None], np.zeros((count, 1), dtype=bool), 1) == best
 
 
 def test_noise_gets_no_trend_and_no_season() -> None:

@@ -89,7 +89,7 @@ def link(rng: random.Random, channels: int) -> Options:
     }
     if name == "megalodon":
         position = rng.choice(("none", "rope"))
-        options |= {"sliding": rng.random() < 0.5, "norm_decay": rng.choice((None, [0.8, 0.9]))}
+        options |= {"sliding": rng.random() < 0.5}
         return {**options, "heads": heads, "groups": rng.choice((1, 2)), "position": position}
     return {
         **options,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from operator import attrgetter
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from lagwise.kernels import (
     LagKernel,
     RPEKernel,
 )
+from lagwise.kernels.base import some_channels
 from lagwise.tables import build
 
 VARIANTS = [
@@ -69,6 +71,14 @@ def test_shapes_and_lags(spec: dict) -> None:
         assert causal.lags(length, torch.device("cpu")).tolist() == list(range(reach))
 
 
+@pytest.mark.parametrize("spec", VARIANTS, ids=str)
+def test_some_channels_have_their_taps(spec: dict) -> None:
+    kernel = make(spec)
+    some = some_channels(kernel, 1, 4)
+    assert some.channels == 3
+    torch.testing.assert_close(some.taps(60), kernel.taps(60)[1:4])
+
+
 @every_direction
 def test_taps_do_not_depend_on_the_length(spec: dict, causal: bool) -> None:
     kernel = make(spec, causal=causal).double()
@@ -106,6 +116,7 @@ STARTS = [
     ("warped", {"decay": 0.9, "filter_size": 16}, {"values": 0.19**0.5, "filter": 0.25}),
     ("sgconv", {"size": 8, "scales": 5}, {"decay": 0.5}),
     ("spectral", {"filters": 5, "span": 50}, {}),
+    ("rpe", {}, {"network.hidden.0.weight": (3 * 64) ** -0.5}),
 ]
 
 
@@ -114,7 +125,7 @@ STARTS = [
 def test_parameters_start_at_the_published_sizes(name: str, options: dict, sizes: dict[str, float]) -> None:
     torch.manual_seed(0)
     kernel = KERNELS[name](5000, **options)
-    found = {each: float(getattr(kernel, each).square().mean().sqrt()) for each in sizes}
+    found = {each: float(attrgetter(each)(kernel).square().mean().sqrt()) for each in sizes}
     assert found == pytest.approx(sizes, rel=0.05)
     if name in ("s4d", "s4"):  # evenly in the logarithm
         steps = kernel.log_step.exp()
@@ -208,6 +219,9 @@ def test_the_horizon_is_where_the_decay_is_below_rounding() -> None:
     assert RPEKernel(2).double().support > 3000  # type: ignore[operator]
     assert RPEKernel(2, decay=1.0).support is None
     assert RPEKernel(2, hidden=1, layers=0).taps(10_000).shape == (2, 1833)
+    filtered = make({"name": "warped", "decay": 0.01, "filter_size": 33}, causal=False)
+    assert filtered.support == 17
+    assert filtered.taps(60)[:, [0, -1]].all()
 
 
 def test_a_slow_decay_of_a_free_kernel_does_not_depend_on_the_precision() -> None:

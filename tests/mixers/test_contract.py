@@ -26,9 +26,9 @@ from torch.export import Dim
 
 from lagwise import testing
 from lagwise.mixers import MIXERS, Mixer
-from lagwise.mixers.base import state_grows
+from lagwise.mixers.base import mixers_of
 from lagwise.mixers.derived import frozen
-from lagwise.mixers.state import detached, fixed_start, fixed_state, join_states, renewed, select_rows
+from lagwise.mixers.state import detached, join_states, renewed, select_rows
 from lagwise_papers.bench.streams import state_bytes
 
 
@@ -52,9 +52,8 @@ STREAMED = [
     testing.check_joined_states,
     testing.check_fixed_shapes,
 ]
-GROWING = [case for case in STREAMS if state_grows(make(*case, causal=True))]
+GROWING = [case for case in STREAMS if any(part.grows for part in mixers_of(make(*case, causal=True)))]
 FIXED = [case for case in STREAMS if case not in GROWING]
-every_fixed = diagonal(("name", "options"), FIXED)
 
 
 @diagonal(
@@ -181,7 +180,6 @@ def test_wrong_input_is_named(name: str, options: dict) -> None:
         mixer(torch.ones(1, 4, 5, dtype=torch.float64))
     with pytest.raises(ValueError, match="length >= 1"):
         mixer(noise(1, 0))
-    assert mixer(noise(0, 5000)).shape == (0, 5000, 16)
     with pytest.raises(ValueError, match=r"mask must be .*\(2, 8\)"):
         mixer(noise(2, 8), mask=torch.ones(2, 7))
     if not mixer.streams:
@@ -194,19 +192,6 @@ def test_wrong_input_is_named(name: str, options: dict) -> None:
     if mixer.streams and mixer.directions == (True, False):
         with pytest.raises(ValueError, match="causal=True"):
             make(name, options, causal=False).init_state(1)
-
-
-@every_stream
-@torch.no_grad()
-def test_a_stream_that_all_rows_have_left_goes_on(name: str, options: dict) -> None:
-    mixer = make(name, options, dtype=torch.float32)
-    _, full = mixer.prefill(noise(2, 60, torch.float32), mixer.init_state(2))
-    state = select_rows(full, torch.tensor([], dtype=torch.long))
-    for size in (*[1] * 6, 130):
-        y, state = mixer.prefill(noise(0, size, torch.float32), state)
-        assert y.shape == (0, size, CHANNELS)
-    with pytest.raises(ValueError, match="the stream's 2 rows, got 0"):
-        mixer.step(noise(0, 1, torch.float32)[:, 0], full)
 
 
 @every_stream
@@ -286,7 +271,7 @@ def test_a_state_carried_on_in_training(name: str, options: dict) -> None:
     """As a constant it gives the outputs of the whole sequence, and gradients for the parameters as they are now: those
     of finite differences with the same state. A growing state is not carried."""
     mixer = make(name, options, causal=True)
-    if state_grows(mixer):
+    if any(part.grows for part in mixers_of(mixer)):
         return
     x, before = noise(2, 60), [p.detach().clone() for p in mixer.parameters()]
     step = 1e-8  # the networks of some kernels have kinks, which a larger step meets
@@ -310,42 +295,6 @@ def test_a_state_carried_on_in_training(name: str, options: dict) -> None:
                 p.copy_(old + sign * step * d)
             found.append(float((piece() * weight).sum()))
     assert (found[0] - found[1]) / (2 * step) == pytest.approx(slope, rel=1e-4, abs=1e-4)
-
-
-def start(mixer: Mixer, rows: int) -> Any:
-    return fixed_start(mixer.init_state(rows))
-
-
-def taken(mixer: Mixer, state: Any) -> Any:
-    return fixed_state(state, start(mixer, 1))[0]
-
-
-def stream(form: Any, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-    parts = []
-    for token in x.split(1, dim=1):
-        y, state = form.prefill(token, state)
-        parts.append(y)
-    return torch.cat(parts, dim=1), state
-
-
-@every_fixed
-@torch.no_grad()
-def test_several_tokens_in_a_graph(name: str, options: dict) -> None:
-    """Between single tokens, from positions within a chunk, a ring or a cell, and for rows with different offsets."""
-    mixer = make(name, options).eval()
-    x, alone = noise(1, 200), noise(1, 193)
-    form = frozen(mixer)
-    states = [mixer.prefill(x[:, :20], mixer.init_state(1))[1], mixer.prefill(alone[:, :13], mixer.init_state(1))[1]]
-    rows = torch.cat([x[:, 20:], alone[:, 13:]])
-    expected = torch.cat([mixer(x)[:, 20:], mixer(alone)[:, 13:]])
-    y, state = stream(form, rows[:, :3], taken(mixer, join_states(states)))
-    parts = [y]
-    for first, last in ((3, 64), (64, 65), (65, 180)):
-        y, state = form.prefill(rows[:, first:last], state)
-        parts.append(y)
-    torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=0, atol=1e-9)
-    y, _ = form.prefill(x[:, :50], start(mixer, 1))
-    torch.testing.assert_close(y, mixer(x)[:, :50], rtol=0, atol=1e-9)
 
 
 @diagonal(("name", "options"), GROWING)

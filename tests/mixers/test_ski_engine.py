@@ -180,12 +180,14 @@ def test_texts_beyond_a_kernels_limit_are_an_error() -> None:
     assert m(torch.randn(1, 40, 4)).isfinite().all()
     with pytest.raises(ValueError, match="40 tokens, got a sequence of 41"):
         m(torch.randn(1, 41, 4))
-    padded = torch.ones(1, 50)
+    padded, x, compiled = torch.ones(1, 50), torch.randn(1, 50, 4), torch.compile(m, backend="eager")
     padded[:, :10] = 0
-    assert m(torch.randn(1, 50, 4), mask=padded).isfinite().all()
+    torch.testing.assert_close(compiled(x, mask=padded), m(x, mask=padded))
     padded[:, 9] = 1
     with pytest.raises(ValueError, match="40 tokens, got a sequence of 41"):
-        m(torch.randn(1, 50, 4), mask=padded)
+        m(x, mask=padded)
+    with pytest.raises(RuntimeError, match="more than the 40 tokens"):
+        compiled(x, mask=padded)
     _, state = m.prefill(torch.randn(1, 30, 4), m.init_state(1))
     with pytest.raises(ValueError, match="40 tokens, got a sequence of 41"):
         m.prefill(torch.randn(1, 11, 4), state)

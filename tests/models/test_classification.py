@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseForSequenceClassification
-from lagwise.models.configuration import PAIRS, SINGLE
+from lagwise.models.configuration import PAIRS
 
 TCN = {"name": "tcn", "kernel_size": 3, "dilation": 3, "depth": 3}
 BLOCKS: dict[str, dict[str, Any]] = {
@@ -35,17 +35,11 @@ def make(block: dict[str, Any], *, causal: bool = False, **fields: Any) -> Lagwi
     return LagwiseForSequenceClassification(config).eval()
 
 
-@every_block
-@pytest.mark.parametrize("pooling", SINGLE)
-def test_packed_documents_are_classified_as_if_alone(block: dict, pooling: str) -> None:
-    model = make(block, pooling=pooling)
-    documents = [torch.randint(0, 256, (1, n)) for n in (9, 30, 1)]
-    alone = torch.cat([model(ids).logits for ids in documents])
-    ids = torch.cat([*documents, torch.full((1, 3), 257)], dim=1)
-    seq_idx = torch.tensor([[0] * 9 + [1] * 30 + [2] + [-1] * 3])
-    packed = model(ids, seq_idx=seq_idx, attention_mask=(seq_idx >= 0).long(), labels=torch.tensor([0, 1, 2]))
-    torch.testing.assert_close(packed.logits, alone, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(packed.loss, torch.nn.functional.cross_entropy(alone, torch.tensor([0, 1, 2])))
+def test_packed_rows_are_refused() -> None:
+    model, ids = make(BLOCKS["tnn"]), torch.randint(20, (1, 5))
+    for packed in ({"seq_idx": ids // 10}, {"cu_seqlens": torch.tensor([0, 2, 5])}, {"position_ids": ids * 0}):
+        with pytest.raises(ValueError, match="packed rows"):
+            model(ids, **packed)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "first", "last", "ends"])

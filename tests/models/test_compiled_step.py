@@ -15,7 +15,7 @@ import pytest
 import torch
 from tiny_models import by_tokens, tiny, tiny_step
 
-from lagwise.models import LagwiseForCausalLM, StreamingCache, StreamingSession, compiled, cuda_graph
+from lagwise.models import LagwiseForCausalLM, StreamingCache, StreamingSession, compiled
 from lagwise.models.compiled import source_digests
 from lagwise.models.step import InPlaceStep, Run, StreamingStep
 
@@ -49,7 +49,7 @@ class Plain(Counted, InPlaceStep):
     """The step as compiled code runs it, without a compiler."""
 
 
-class Graph(Counted, cuda_graph.GraphStep):
+class Graph(Counted, compiled.GraphStep):
     """The step as a CUDA graph, for which `replayed` stands in."""
 
 
@@ -59,7 +59,7 @@ def in_place(model: LagwiseForCausalLM, rows: int | None, form: Any = Plain) -> 
 
 
 def replayed(warm: Callable[[], Any], run: Callable[[], torch.Tensor], device: Any) -> tuple[Callable[[], Any], Any]:
-    """As `cuda_graph.capture`: a capture computes nothing, and a replay writes to the same tensor each time."""
+    """As `compiled.capture`: a capture computes nothing, and a replay writes to the same tensor each time."""
     warm()
     rows = len(inspect.getclosurevars(run).nonlocals["token"])
     result = torch.full((rows, 258), float("nan"), dtype=torch.double)
@@ -73,10 +73,10 @@ def replayed(warm: Callable[[], Any], run: Callable[[], torch.Tensor], device: A
 @torch.no_grad()
 def test_streams_switch_between_the_model_and_its_step(kind: str, form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts, single tokens and copies in any order, with rows padded on the left."""
-    monkeypatch.setattr(cuda_graph, "capture", replayed)
+    monkeypatch.setattr(compiled, "capture", replayed)
     model, ids = tiny_step(kind), torch.randint(6, (2, 130))
     if form is Graph and model.device.type != "cpu":
-        branches = cuda_graph.branches(StreamingStep(model, online=True), 2)
+        branches = compiled.branches(StreamingStep(model, online=True), 2)
         assert branches == (kind == "ski-tnn-lm")
         if branches:
             return
@@ -206,7 +206,7 @@ def test_batches_whose_rows_come_and_go(kind: str, monkeypatch: pytest.MonkeyPat
         captured.append(len(inspect.getclosurevars(run).nonlocals["token"]))
         return replayed(warm, run, device)
 
-    monkeypatch.setattr(cuda_graph, "capture", counting)
+    monkeypatch.setattr(compiled, "capture", counting)
     model, texts = tiny_step(kind), torch.randint(6, (4, 80))
     with torch.no_grad():
         expected = model(texts).logits
@@ -229,7 +229,7 @@ def test_batches_whose_rows_come_and_go(kind: str, monkeypatch: pytest.MonkeyPat
     step(8)
     assert captured == [2]
     add(2, 5)
-    step(cuda_graph._CAPTURE)  # these rows do not stay
+    step(compiled._CAPTURE)  # these rows do not stay
     session.drop(0)
     del places[0]
     assert captured == [2]
@@ -244,7 +244,7 @@ def test_a_step_that_cannot_be_captured_runs_as_it_is(monkeypatch: pytest.Monkey
     def refused(*_: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(cuda_graph, "capture", refused)
+    monkeypatch.setattr(compiled, "capture", refused)
     model, ids = tiny_step("mega-lm"), torch.randint(6, (2, 30))
     expected = model(ids).logits
     in_place(model, 2, Graph)
@@ -256,7 +256,7 @@ def test_a_step_that_cannot_be_captured_runs_as_it_is(monkeypatch: pytest.Monkey
 
 def test_what_a_graph_reads_is_kept() -> None:
     made, table = torch.ones(3), torch.ones(3)
-    with (outside := cuda_graph._Outside()):
+    with (outside := compiled._Outside()):
         _ = (made + table) * table
     assert {id(t) for t in outside.tensors.values()} == {id(made), id(table)}
 
@@ -264,7 +264,7 @@ def test_what_a_graph_reads_is_kept() -> None:
 @torch.no_grad()
 def test_graphs_are_refused_elsewhere() -> None:
     with pytest.raises(ValueError, match="CPU or a CUDA device"):
-        cuda_graph.graph_step(tiny_step("mega-lm").cpu(), 1)
+        compiled.graph_step(tiny_step("mega-lm").cpu(), 1)
 
 
 @pytest.mark.parametrize("kind", RECIPES)

@@ -120,7 +120,7 @@ def test_a_cache_is_taken_and_returned_by_either_name(name: str, monkeypatch: py
 
 
 def test_caches_of_other_kinds_are_refused() -> None:
-    for name in ("quantized", "offloaded", "static", "hybrid"):
+    for name in ("quantized", "offloaded", "static"):
         with pytest.raises(ValueError, match=f"cache_implementation='{name}' is not supported.*compile_step"):
             tiny("tnn-lm").generate(prompt(1), cache_implementation=name, **GREEDY)
 

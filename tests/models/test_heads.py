@@ -51,11 +51,12 @@ def test_the_signature_lists_the_columns_that_a_head_reads_and_its_labels(name: 
     labels."""
     head, names = HEADS[name], set(inspect.signature(HEADS[name].forward).parameters)
     inputs = {"pixel_values"} if "Image" in name else {"input_ids", "token_type_ids"}
-    packed = {"seq_idx", "position_ids"} if "Image" not in name else set()
-    assert names >= {*inputs, *packed, "attention_mask", "inputs_embeds"}
+    if "Image" not in name:
+        inputs |= {"position_ids"} if "Sequence" in name else {"position_ids", "seq_idx"}
+    assert names >= {*inputs, "attention_mask", "inputs_embeds"}
     assert find_labels(head) == ["labels"]
     known = inspect.signature(LagwiseModel.forward).parameters.keys() | {"self", "num_items_in_batch", "labels"}
-    assert names - known <= {"logits_to_keep", "skip_logits"}
+    assert names - known <= {"logits_to_keep", "skip_logits", "cu_seqlens"}
 
 
 @pytest.mark.parametrize("head", TARGETS, ids=lambda h: h.__name__)

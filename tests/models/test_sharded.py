@@ -17,11 +17,16 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from lagwise.models.sharded import whole_state
-from lagwise.training.sharding import shard
 
 # Two processes would need two GPUs.
 pytestmark = [pytest.mark.cpu, pytest.mark.skipif(os.name != "posix", reason="needs fork")]
 SHORT = {"name": "prenorm", "token_mixer": {"name": "gtu", "kernel": {"name": "rpe", "decay": 0.3, "layers": 1}}}
+
+
+def shard(model: Any) -> None:
+    for layer in model.base_model.layers:
+        fully_shard(layer)
+    fully_shard(model)
 
 
 def compare(name: str) -> dict[str, float]:

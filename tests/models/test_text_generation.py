@@ -102,7 +102,7 @@ def test_long_prompts_are_encoded_in_chunks(
         *(({"temperature": value}, "temperature") for value in (math.nan, math.inf)),
         *(({"top_p": value}, "top_p") for value in (0, math.nan)),
         *(({"max_new_tokens": value}, "max_new_tokens") for value in (0, 2.5)),
-        ({"max_new_tokens": 10**30}, "max_new_tokens must be at most"),
+        ({"max_new_tokens": 10**9 + 1}, "max_new_tokens must be at most"),
         *(({"stop": value}, "stop must be a list of non-empty texts") for value in ("text", [""])),
         ({"prompt": "a\udc00"}, "half of a UTF-16 pair at character 1"),
     ],
@@ -111,6 +111,32 @@ def test_long_prompts_are_encoded_in_chunks(
 def test_options_out_of_range(model: LagwiseForCausalLM, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         generate_text(model, load_tokenizer("bytes"), **{"prompt": "a", **options})
+
+
+def test_temperatures_below_1_sample(model: LagwiseForCausalLM) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 20, "temperature": 0.9}
+    texts = set()
+    for seed in range(2):
+        torch.manual_seed(seed)
+        texts.add(generate_text(model, load_tokenizer("bytes"), "a", **options))
+    assert len(texts) == 2
+
+
+@pytest.mark.parametrize(("ids", "ends"), [(7, {7}), ([7, 8], {7, 8}), (None, set())])
+def test_ends_are_those_of_the_generation_config(model: LagwiseForCausalLM, ids: Any, ends: set[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model.generation_config, "eos_token_id", ids)
+        assert generation.end_tokens(model) == ends
+        patch.setattr(model, "generation_config", None)
+        assert generation.end_tokens(model) == set()
+
+
+def test_a_word_after_a_short_prompt_has_its_space() -> None:
+    tokenizer, chunks = word_tokenizer(["one", "two"]), list[str]()
+    writer = generation.TextWriter(tokenizer, [torch.tensor(tokenizer("one")["input_ids"])], (), False, chunks.append)
+    writer.take(tokenizer("two")["input_ids"][0])
+    writer.end()
+    assert "".join(chunks) == " two"
 
 
 def test_it_stops_before_a_stop_text(model: LagwiseForCausalLM) -> None:
@@ -137,6 +163,11 @@ def test_invalid_bytes_do_not_block_the_output(model: LagwiseForCausalLM) -> Non
     chunks: list[str] = []
     generate_text(fixed.model(model), fixed.tokenizer, "a", max_new_tokens=90, temperature=0, write=chunks.append)
     assert len(chunks) >= 10
+    writer = generation.TextWriter(load_tokenizer("bytes"), [torch.tensor([65])], (), False, None)
+    for number in range(9):
+        assert not "".join(writer.texts), number
+        writer.take(0xFF)
+    assert "".join(writer.texts)
 
 
 @pytest.mark.parametrize("wrong", range(12))

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
 
-from lagwise.data import PackingCollator
 from lagwise.models import (
     LagwiseConfig,
     LagwiseForCausalLM,
@@ -68,8 +67,7 @@ def test_smoothed_labels(number: int, tmp_path: Path) -> None:
         torch.testing.assert_close(owner.compute_loss(model, dict(batch), num_items_in_batch=counted), expected)
 
 
-@pytest.mark.parametrize("collate", [PackingCollator(40), DataCollatorWithFlattening()], ids=["ours", "transformers'"])
-def test_smoothed_labels_of_packed_rows(collate: Any, tmp_path: Path) -> None:
+def test_smoothed_labels_of_packed_rows(tmp_path: Path) -> None:
     """They are those of the documents alone, if a collator removed the first label of each; a warning says that it must
     have been."""
     torch.manual_seed(0)
@@ -80,7 +78,7 @@ def test_smoothed_labels_of_packed_rows(collate: Any, tmp_path: Path) -> None:
         F.cross_entropy(model(d[None]).logits[0, :-1], d[1:], label_smoothing=SMOOTHING, reduction="sum")
         for d in documents
     ]
-    batch = collate([{"input_ids": d} for d in documents])
+    batch = DataCollatorWithFlattening()([{"input_ids": d} for d in documents])
     with pytest.warns(UserWarning, match=r"label_smoothing_factor.*must leave out the first token of every document"):
         loss = owner.compute_loss(model, dict(batch))
     torch.testing.assert_close(loss, sum(alone) / sum(len(d) - 1 for d in documents))
@@ -91,7 +89,7 @@ def test_labels_counted_over_several_batches() -> None:
     torch.manual_seed(0)
     model = LagwiseForCausalLM(LagwiseConfig(**SIZES))
     documents = [{"input_ids": torch.randint(0, 20, (size,))} for size in (2, 9, 5, 3, 3, 7)]
-    collate = PackingCollator(20)
+    collate = DataCollatorWithFlattening()
     whole, parts = collate(documents), [collate(documents[:1]), collate(documents[1:])]
     counted = sum((part["labels"] != -100).sum() for part in parts)
     shares = sum(model(**part, num_items_in_batch=counted).loss for part in parts)
@@ -102,7 +100,5 @@ def test_labels_that_are_not_predicted_but_were_counted() -> None:
     model, ids = LagwiseForCausalLM(LagwiseConfig(**SIZES)), torch.arange(12)[None]
     seq_idx = ids // 4
     for counted in (22, torch.tensor(22)):
-        with pytest.raises(
-            ValueError, match=r"num_items_in_batch is 22, and these rows have 11 labels.*PackingCollator"
-        ):
+        with pytest.raises(ValueError, match=r"num_items_in_batch is 22, and these rows have 11 labels.*Flattening"):
             model(ids, labels=ids, seq_idx=seq_idx, num_items_in_batch=counted)

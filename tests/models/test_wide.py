@@ -179,9 +179,6 @@ def test_an_exported_model_has_the_same_logits(kind: str, tmp_path: Path) -> Non
         np.testing.assert_allclose(found, model(**rows).logits.numpy(), atol=1e-4)
 
 
-ONE_ROW = "a wide part reads inputs with one row for each answer"
-
-
 def test_other_inputs_are_refused() -> None:
     model = make(inputs={**INPUTS, "stride": 1}, block={"name": "prenorm", "token_mixer": {"name": "ema"}}, causal=True)
     x, images = some_series()[0][None], make("images")
@@ -192,9 +189,8 @@ def test_other_inputs_are_refused() -> None:
             lambda: LagwiseConfig(wide=WIDE),
             "wide must be the features 'ngrams' for inputs 'tokens', got 'convolutions'",
         ),
-        (lambda: model(input_values=x, seq_idx=torch.arange(x.shape[1])[None] // 7), ONE_ROW),
-        (lambda: model(input_values=x, seq_idx=one), ONE_ROW),
-        (lambda: model(inputs_embeds=torch.randn(1, 5, 8)), ONE_ROW),
+        (lambda: model(input_values=x, seq_idx=one), "one text or series in each row"),
+        (lambda: model(inputs_embeds=torch.randn(1, 5, 8)), "a wide part reads inputs themselves"),
         (lambda: at_rate(model, 0.5), r"rate 0\.5 is not for a model with a map of convolutions"),
         (lambda: model(input_values=x, token_time=torch.ones(x.shape[:2])), "times of their own need a model without"),
         (lambda: LagwiseConfig(inputs=times, wide=WIDE), r"\(inputs.time\) go with no wide part"),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from needs import needs_chip
+from needs import needs_chip, needs_compiler
 from typer.testing import CliRunner
 
 from lagwise.cli.main import app
@@ -42,7 +42,6 @@ HEADS: dict[str, tuple[type, dict[str, Any]]] = {
     "signal": (LagwiseForSignalRegression, {"outputs": {"features": 1, "delay": 4, "window": 16}}),
     "numbers": (LagwiseForSignalRegression, {"outputs": {"features": 2}}),
 }
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="there is no C compiler")
 
 
 def model_of(head: str, mixers: list[dict[str, Any]] = MIXERS, **changes: Any) -> Any:

@@ -234,6 +234,19 @@ def test_requests_beyond_the_models_limit_are_refused(tokenizer: PreTrainedToken
     assert answer.finish is not None
 
 
+def test_requests_are_taken_up_to_the_capacity(scheduler: Scheduler) -> None:
+    scheduler.require_capacity(8)
+    with pytest.raises(ValueError, match="at most 8"):
+        scheduler.require_capacity(9)
+
+
+def test_a_token_that_ends_a_text_has_no_probabilities(scheduler: Scheduler) -> None:
+    scheduler._ends = set(range(len(WORDS) + 2))
+    answer = scheduler.submit(tokens(4), Sampling(9, logprobs=2, **GREEDY))
+    finish(scheduler)
+    assert (answer.finish, answer.logprobs) == ("stop", [])
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_logits_that_are_not_numbers_end_only_their_request(scheduler: Scheduler, temperature: float) -> None:
     prompt = tokens(4)
@@ -244,9 +257,8 @@ def test_logits_that_are_not_numbers_end_only_their_request(scheduler: Scheduler
     scheduler.turn()
     logits = scheduler.session.logits.clone()
     logits[0] = math.nan
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(scheduler.session), "logits", property(lambda self: logits))
-        scheduler.turn()
+    scheduler.session.logits = logits
+    scheduler.turn()
     assert isinstance(one.error, FloatingPointError)
     finish(scheduler)
     assert other.take() == expected.take()

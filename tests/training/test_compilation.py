@@ -23,8 +23,8 @@ from torch._dynamo.utils import counters
 
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, load_model
 from lagwise.training import Recipe, check_recipe, resume, train
-from lagwise.training import compilation as compilation_module
-from lagwise.training.compilation import chosen_compilation
+from lagwise.training import machine as compilation_module
+from lagwise.training.machine import chosen_compilation
 from lagwise.training.recipe import REDUCE_OVERHEAD, TrainingOptions
 
 TOLERANCE = 1e-4  # of a loss in float32, relative, after a few steps
@@ -211,7 +211,7 @@ def train_eagerly_compiled(recipe: Recipe, out: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="needs fork")
-@pytest.mark.parametrize("options", [{}, {"shard": True}, {"sequence_parallel": 2}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"sequence_parallel": 2}], ids=str)
 def test_two_processes(options: dict[str, Any], tiny_recipe: Recipe, tmp_path: Path) -> None:
     recipe = changed(tiny_recipe, compile=True, accumulate=2, **options)
     one = train(changed(tiny_recipe, accumulate=2), tmp_path / "one", progress=False)

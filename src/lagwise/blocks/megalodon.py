@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.blocks.mega import QueryKey
-from lagwise.blocks.prenorm import Block, ChannelLayer, RMSNorm
+from lagwise.blocks.prenorm import Block, ChannelLayer, RMSNorm, residual_normed
 from lagwise.mixers import MIXERS, ChunkedAttention, TimestepNorm
 from lagwise.mixers.base import check_heads
 from lagwise.mixers.chunked_attention import ChunkState
 from lagwise.ops import Layout
 from lagwise.ops.recurrence import Moments
-from lagwise.ops.tokens import rms_norm
+from lagwise.ops.tokens import linears, rms_norm, silu_product
 from lagwise.tables import build, check_integer
 
 _MEMORY = {"name": "toeplitz", "kernel": {"name": "cema"}}
@@ -53,7 +53,6 @@ class MegalodonBlock(Block):
         position: ``rope``, as published, or another of `ChunkedAttention`.
         sliding: whether attention also sees the whole chunk before a token's own (Gecko).
         groups: of channels in the timestep norm; must divide the channels.
-        norm_decay: decays of the timestep norm's mean and variance, as in `TimestepNorm` (Gecko: 0.999 and 0.9999).
         channel_mixer: spec of a channel mixer; by default an MLP of twice the width with SiLU and without biases.
             ``{"name": "glu", "expansion": ..., "bias": false}`` is SwiGLU.
         epsilon: of all norms.
@@ -62,8 +61,8 @@ class MegalodonBlock(Block):
     ValueError for options out of range. Streams as its parts do: in constant memory with this memory.
 
     Source: Megalodon (Ma et al. 2024), §3.3 and 3.4, as released. Weights of the same names and shapes give
-    the outputs of the released code; there, γ is stored as the difference from its start. ``sliding`` and
-    ``norm_decay``: Gecko (Ma et al. 2026), without its adaptive working memory.
+    the outputs of the released code; there, γ is stored as the difference from its start. ``sliding``:
+    Gecko (Ma et al. 2026), without its decays and its adaptive working memory.
 
     >>> MegalodonBlock(16, chunk=32)(torch.randn(2, 100, 16)).shape
     torch.Size([2, 100, 16])
@@ -83,7 +82,6 @@ class MegalodonBlock(Block):
         position: str = "rope",
         sliding: bool = False,
         groups: int = 1,
-        norm_decay: Sequence[float] | None = None,
         channel_mixer: Mapping[str, Any] | None = None,
         epsilon: float = 1e-5,
         dropout: float = 0.0,
@@ -93,7 +91,7 @@ class MegalodonBlock(Block):
         for size in (check_integer("query_size", query_size), value_size):
             check_heads(size, check_integer("heads", heads))
         self.value_size = value_size
-        self.timestep_norm = TimestepNorm(channels, causal=causal, groups=groups, epsilon=epsilon, decay=norm_decay)
+        self.timestep_norm = TimestepNorm(channels, causal=causal, groups=groups, epsilon=epsilon)
         self.memory = build(MIXERS, _MEMORY if memory is None else memory, channels, what="memory", causal=causal)
         self.memory_norm = RMSNorm(channels, epsilon=epsilon, affine=True)
         self.value = nn.Linear(channels, value_size)
@@ -119,12 +117,14 @@ class MegalodonBlock(Block):
         before = (None, None, None) if state is None else state
         h, norm = self.timestep_norm.run(x, before[0], layout)
         mixed, memory_state = self.memory.run(h, before[1], layout)
-        memory = self.dropout(self.memory_norm(mixed))
-        query, key = self.query_key(self.shared(memory))
-        attended, attention = self.attention.run(query, key, F.silu(self.value(h)), before[2], layout)
-        gated = self.dropout(F.silu(self.reset(memory)) * attended)
-        y = x + self.dropout(self.candidate(memory) + self.out(gated)).to(x.dtype)
-        y = self.channels(y, layout.mask, residual=x)
+        memory = self.dropout(residual_normed(self.memory_norm, mixed, layout.mask)[1])
+        shared, reset, candidate = linears(memory, self.shared, self.reset, self.candidate)
+        query, key = self.query_key(shared)
+        value = F.silu(linears(h, self.value)[0])
+        attended, attention = self.attention.run(query, key, value, before[2], layout)
+        gated = self.dropout(silu_product(reset, attended))
+        branch = self.dropout(candidate + linears(gated, self.out)[0])
+        y = self.channels(x, layout.mask, branch=branch, residual=x)
         return y, None if attention is None else MegalodonState(norm, memory_state, attention)
 
     def init_state(self, batch_size: int) -> MegalodonState:
@@ -150,8 +150,8 @@ class NormalizedQueryKey(QueryKey):
         nn.init.ones_(self.scale)
         nn.init.zeros_(self.shift)
 
-    def forward(self, shared: Tensor) -> tuple[Tensor, Tensor]:
-        heads = rms_norm(shared.unflatten(-1, (self.heads, -1)), self.epsilon)
-        root, normed = heads.shape[-1] ** 0.5, heads.flatten(-2)
-        query, key = normed * self.scale[0] + root * self.shift[0], normed * (self.scale[1] / root) + self.shift[1]
-        return query, key
+    def forward(self, shared: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
+        normed = rms_norm(shared.unflatten(-1, (self.heads, -1)), self.epsilon)
+        root = normed.shape[-1] ** 0.5
+        query, key = super().forward(normed.flatten(-2), factor / root)
+        return query * root, key

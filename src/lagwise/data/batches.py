@@ -1,9 +1,9 @@
-"""Batches of rows: padded to the longest, those of similar lengths together, or packed to reduce padding."""
+"""Batches of rows: padded to the longest, those of similar lengths together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,83 +11,24 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 import lagwise.data.arrow as pa
+import lagwise.data.hf as hf
 from lagwise.data.arrays import row_arrays
 from lagwise.tables import check_integer
 
-if TYPE_CHECKING:
-    from datasets import Dataset as Rows
-
-    R = TypeVar("R", Rows, pa.Table)
-
 IGNORED = -100  # the label that losses skip
-NO_DOCUMENT = -1  # the number of padding in seq_idx
 
 
-class PackingCollator:
-    """Packs the examples of a batch into rows of at most ``length`` tokens: a collator for DataLoader and Trainer.
+class Examples(Dataset):
+    """A data set of ``count`` examples, each of which ``make``, a function that can be pickled, makes of its index."""
 
-    Takes mappings with input_ids ``(tokens,)``, and optionally labels and attention_mask like it (tensors, arrays or
-    lists), one document each. Their own padding, where attention_mask is zero, is dropped, and so are empty documents.
-    Labels are input_ids if not given.
+    def __init__(self, count: int, make: Callable[[int], Any]):
+        self.count, self.make = count, make
 
-    Gives input_ids, labels, seq_idx and attention_mask ``(rows, longest row)``, with which a model treats every
-    document separately. labels are -100, which losses skip, at padding and at the first token of every document, which
-    cannot be predicted; so a mean over the other labels is a mean over the predicted tokens. seq_idx numbers a row's
-    documents from 0 and is -1 at padding, where attention_mask is 0.
+    def __len__(self) -> int:
+        return self.count
 
-    Documents go, longest first, into the first row with enough space (first-fit decreasing); nothing is random.
-    ValueError for a document longer than ``length``, labels of another length than input_ids, or no token at all.
-
-    >>> batch = PackingCollator(5)([{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5]}, {"input_ids": [6]}])
-    >>> batch["input_ids"].tolist(), batch["seq_idx"].tolist()
-    ([[1, 2, 3, 4, 5], [6, 0, 0, 0, 0]], [[0, 0, 0, 1, 1], [0, -1, -1, -1, -1]])
-    """
-
-    def __init__(self, length: int):
-        self.length = check_integer("length", length)
-
-    def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        documents = [_document(number, example) for number, example in enumerate(examples)]
-        rows: list[list[int]] = []
-        space: list[int] = []
-        for i in sorted(range(len(documents)), key=lambda i: -len(documents[i][0])):
-            size = len(documents[i][0])
-            if size > self.length:
-                raise ValueError(
-                    f"document {i} of the batch has {size} tokens, more than a row of {self.length}; cut it into "
-                    "pieces, or make the rows longer"
-                )
-            row = next((row for row, left in enumerate(space) if left >= size), len(space))
-            if size and row == len(space):
-                rows.append([])
-                space.append(self.length)
-            if size:
-                rows[row].append(i)
-                space[row] -= size
-        if not rows:
-            raise ValueError(f"none of the {len(documents)} documents of the batch has a token")
-        longest = self.length - min(space)
-        seq_idx = [torch.cat([torch.full_like(documents[i][0], n) for n, i in enumerate(row)]) for row in rows]
-        ids, labels = ([torch.cat([documents[i][part] for i in row]) for row in rows] for part in (0, 1))
-        batch = {"input_ids": padded(ids, longest, 0), "labels": padded(labels, longest, IGNORED)}
-        batch["seq_idx"] = padded(seq_idx, longest, NO_DOCUMENT)
-        return {**batch, "attention_mask": (batch["seq_idx"] != NO_DOCUMENT).long()}
-
-
-def _document(number: int, example: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    """The tokens and labels of a document without its padding; the first token is not predicted."""
-    ids = torch.as_tensor(example["input_ids"], dtype=torch.long)
-    labels = torch.as_tensor(example.get("labels", ids), dtype=torch.long)
-    mask = torch.as_tensor(example.get("attention_mask", torch.ones_like(ids))).bool()
-    for name, value in (("labels", labels), ("attention_mask", mask)):
-        if ids.dim() != 1 or value.shape != ids.shape:
-            raise ValueError(
-                f"document {number} of the batch must have input_ids (tokens,) and {name} like it, got "
-                f"{tuple(ids.shape)} and {tuple(value.shape)}"
-            )
-    labels = labels[mask]
-    labels[:1] = IGNORED
-    return ids[mask], labels
+    def __getitem__(self, index: int) -> Any:
+        return self.make(index)
 
 
 def padded(rows: Sequence[Tensor], size: int, value: float) -> Tensor:
@@ -123,7 +64,7 @@ class BucketedExamples(Dataset):
     any number of processes see the same examples. ``steps_per_epoch`` batches are an epoch.
     """
 
-    def __init__(self, rows: Rows, batch_size: int, steps: int, *, seed: int = 0):
+    def __init__(self, rows: hf.Dataset, batch_size: int, steps: int, *, seed: int = 0):
         self.batch_size = check_integer("batch_size", batch_size)
         self.steps_per_epoch = -(-len(rows) // batch_size)
         self.steps, self.seed = check_integer("steps", steps), seed
@@ -153,7 +94,7 @@ class EncodedExamples(Dataset):
     """A data set of encoded rows in their own order, as tensors: input_ids and token_type_ids or input_values, and
     ``label`` and ``sampling_rate`` where they have them."""
 
-    def __init__(self, rows: Rows | pa.Table):
+    def __init__(self, rows: hf.Dataset | pa.Table):
         self.rows: Any = rows.with_format("arrow") if hasattr(rows, "with_format") else rows
 
     def __len__(self) -> int:
@@ -167,7 +108,7 @@ class EncodedExamples(Dataset):
         return {name: values[0] for name, values in example.items()} | numbers
 
 
-def series(rows: Rows) -> Iterator[np.ndarray]:
+def series(rows: hf.Dataset | pa.Table) -> Iterator[np.ndarray]:
     """The input_values of encoded rows, one by one, as arrays ``(length, features)``."""
     return (example["input_values"].numpy() for example in map(EncodedExamples(rows).__getitem__, range(len(rows))))
 
@@ -213,11 +154,7 @@ class PaddingCollator:
 
 def length_step(length: int, longest: int) -> int:
     """The multiple to which a training pads a batch of that length: an eighth of the largest power of two in it, and
-    less where the padded length would exceed ``longest``.
-
-    Every length that has not occurred before makes the allocator ask for blocks of new sizes, and freed blocks of other
-    sizes stay. With eight lengths from each power of two to the next they are used again, for 4 % of padding.
-    """
+    less where the padded length would exceed ``longest``. Blocks of memory of few sizes are used again."""
     step = max(1, 2 ** (length.bit_length() - 1) // 8)
     while step > 1 and -(-length // step) * step > longest:
         step //= 2
@@ -244,7 +181,7 @@ def with_all_labels(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     return batch
 
 
-def by_length(rows: R) -> tuple[R, np.ndarray]:
+def by_length(rows: Any) -> tuple[Any, np.ndarray]:
     """Sort rows from the shortest to the longest; also return the index that each had."""
     order = np.argsort(np.asarray(rows["length"][:]), kind="stable")
-    return cast("Any", rows.select if hasattr(rows, "with_format") else rows.take)(order), order
+    return (rows.select if hasattr(rows, "with_format") else rows.take)(order), order

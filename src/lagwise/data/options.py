@@ -14,7 +14,7 @@ AUTO = "auto"  # the tokenizer that suits the length of a training and of its te
 _GONE: dict[str, dict[str, Any]] = {
     "data": {"streaming": False, "shuffle_tokens": 2**22},
     "task": {"packing": False, "span": 1},
-    "training": {"carry_states": False, "average": 0},
+    "training": {"carry_states": False, "average": 0, "shard": False},
 }
 TRAINED_TOKENIZERS = ("bpe", "bpe-uncased", "words", "characters")  # whose vocabulary is that of the data
 
@@ -31,8 +31,8 @@ class DataOptions:
     tokenizer: str = "bytes"
     """`bytes`, `bpe` (trained on the data), `bpe-uncased` (the same in lower case), `words` (those between spaces),
     `characters` (those of the data), one that another package declares, such as lagwise-papers `dna`, or a tokenizer
-    folder. `auto`, for text: `bpe` with 4,096 tokens for long trainings of language models on long texts, and
-    `bytes` for others."""
+    folder. `auto`, for text: `bpe` with 1,024 or 4,096 tokens for long trainings of language models on long texts,
+    and `bytes` for others."""
     vocab_size: Annotated[Count, Field(le=LARGEST_VOCABULARY)] = 8192
     """Tokens of a `bpe` tokenizer, at most of `bpe-uncased`, `words` and `characters`; of associative recall, half
     keys and half values."""
@@ -46,8 +46,7 @@ class DataOptions:
 
 def upgraded(values: dict[str, Any]) -> dict[str, Any]:
     """The sections of a recipe in today's form: without options that are gone; of lagwise 0.1, whose data options told
-    the task; and of earlier classifiers of DNA, which were a task with an option. Warns of options that changed
-    something."""
+    the task; and of earlier classifiers of DNA."""
     for section, defaults in _GONE.items():
         options = values.get(section)
         if not isinstance(options, dict):

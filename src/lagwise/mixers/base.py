@@ -12,12 +12,10 @@ from torch import Tensor, nn
 from lagwise.kernels.base import LagKernel
 from lagwise.mixers.state import join_states, leaves, select_rows
 from lagwise.ops import Layout
-from lagwise.ops.operation import symbolic, traced
+from lagwise.ops.operation import traced
 from lagwise.ops.packing import per_document
 
 _CONTINUOUS = "use mixers and kernels in continuous time, such as s4d, dss, s5, lru, cema and ema"
-
-Prefill = Callable[[Tensor, Any, Layout], tuple[Tensor, Any]]
 
 
 class StreamModule(nn.Module):
@@ -153,8 +151,6 @@ class Mixer(StreamModule):
         self.max_length: int | None = None  # longest document in tokens; None for any
 
     def _whole(self, x: Tensor, layout: Layout) -> Tensor:
-        if _has_no_rows(x):
-            return x
         if layout.token_time is not None and layout.shard is not None:
             raise ValueError("tokens with times of their own cannot be in rows that are split between processes")
         if layout.by_row and x.shape[1] > 1:
@@ -186,9 +182,6 @@ class Mixer(StreamModule):
         return result
 
     def _next(self, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
-        if _has_no_rows(x):
-            require_rows(x, state)
-            return x, state
         if layout.by_row:
             layout = layout.by_token(x.shape[1])
         if layout.token_time is not None:
@@ -213,9 +206,6 @@ class Mixer(StreamModule):
             raise ValueError(
                 f"step takes one token (batch, {self.channels}), got {tuple(x.shape)}; prefill takes several"
             )
-        if _has_no_rows(x):
-            require_rows(x, state)
-            return x, state
         if token_time is not None:
             return super().step(x, state, token_time)
         return _of_rows(self.mix_token, x, state)
@@ -314,27 +304,16 @@ def mixers_of(mixer: Mixer) -> list[Mixer]:
     return [part for part in mixer.modules() if isinstance(part, Mixer)]
 
 
-def state_grows(mixer: Mixer) -> bool:
-    """Whether the state of a mixer, or of one inside, grows with the text."""
-    return any(part.grows for part in mixers_of(mixer))
-
-
 def check_heads(channels: int, heads: int) -> None:
     """Raise ValueError unless heads divides the channels."""
     if heads < 1 or channels % heads:
         raise ValueError(f"heads must divide the {channels} channels, got {heads}")
 
 
-def padded_prefill(prefill: Prefill, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
-    """The next tokens of rows with padding anywhere, as if each row had only its real tokens.
-
-    Args:
-        prefill: ``(x, state, layout) -> (y, state)``, for padding before the first token of rows or, without a mask,
-            for none.
-        x: ``(batch, length, ...)``.
-        state: The state before.
-        layout: Must have a mask.
-    """
+def padded_prefill(prefill: Callable[..., Any], x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
+    """The next tokens ``(batch, length, ...)`` of rows with padding anywhere, as if each row had only its real tokens.
+    prefill: ``(x, state, layout) -> (y, state)`` for padding before the first token of rows or, without a mask, for
+    none."""
     mask = layout.mask
     assert mask is not None
     if traced():
@@ -377,11 +356,6 @@ def checked(x: Tensor, layout: Layout, channels: int) -> Tensor:
         raise ValueError(f"x must be (batch, length >= 1, channels={channels}), got {tuple(x.shape)}")
     layout.check(*x.shape[:2])
     return masked(x, layout.mask)
-
-
-def _has_no_rows(x: Tensor) -> bool:
-    """Whether there is nothing to compute, as when all rows of a stream have left."""
-    return not symbolic(x.shape[0]) and x.shape[0] == 0
 
 
 def masked(x: Tensor, mask: Tensor | None) -> Tensor:

@@ -24,7 +24,7 @@ from lagwise.ops.attention import (
 from lagwise.ops.operation import traced
 from lagwise.ops.packing import per_document
 from lagwise.ops.shards import Shard, Span
-from lagwise.ops.window import Window, common, extended, latest, ordered, recent
+from lagwise.ops.window import Window, common, extended, latest, recent
 from lagwise.tables import check_integer, known
 
 POSITIONS = ("none", "rope", "simple", "rotary")
@@ -81,12 +81,12 @@ class ChunkedAttention(Derived):
         sliding: bool = False,
     ):
         super().__init__()
-        for name, width in (("query_size", query_size), ("heads", heads), ("chunk", chunk)):
+        evaluation_chunk = chunk if evaluation_chunk is None else evaluation_chunk
+        widths = {"query_size": query_size, "heads": heads, "chunk": chunk, "evaluation_chunk": evaluation_chunk}
+        for name, width in widths.items():
             check_integer(name, width)
-        if evaluation_chunk is not None:
-            check_integer("evaluation_chunk", evaluation_chunk)
         self.query_size, self.heads, self.causal = query_size, heads, causal
-        self.chunk, self.evaluation_chunk = chunk, evaluation_chunk or chunk
+        self.chunk, self.evaluation_chunk = chunk, evaluation_chunk
         self.function: str = known(function, ATTENTION_FUNCTIONS, "function")
         self.position: str = known(position, POSITIONS, "position")
         if position in ("rope", "rotary") and query_size % 2:
@@ -181,27 +181,32 @@ class ChunkedAttention(Derived):
     def _next(
         self, query: Tensor, key: Tensor, value: Tensor, state: ChunkState, mask: Tensor | None = None
     ) -> tuple[Tensor, ChunkState]:
-        """Mix several tokens, with padding only before the first of a row."""
-        n, seen, reach = query.shape[1], state.seen, _reach(state)
-        stored = reach if isinstance(state.key, Tensor) else state.key.size
-        in_graph, chunk = isinstance(state.key, Tensor), reach // self.chunks
+        """Mix several tokens, with padding only before the first of a row, for states that are no rings."""
+        assert isinstance(state.key, Window)
+        assert isinstance(state.value, Window)
+        n, seen, reach, stored = query.shape[1], state.seen, _reach(state), state.key.size
+        chunk = reach // self.chunks
         before = reach - chunk  # tokens of the chunk before a token's own that it sees
         position = torch.arange(n, device=query.device)
-        together = common(seen) if mask is None and not in_graph else None  # rows in step have seen equally many tokens
+        together = common(seen) if mask is None else None  # rows in step have seen equally many tokens
         if together is not None:
             position, n_past = position + together, min(stored, together % chunk + before)
         else:
             start = seen if mask is None else seen - torch.where(mask.any(1), first_real(mask), n)
-            position, n_past = position + start[:, None], reach if in_graph else min(stored, reach - 1)
+            position, n_past = position + start[:, None], min(stored, reach - 1)
         query, key = self._by_head(query), self._by_head(key)
         if self.position == "rope":
             query, key = self._rotated(query, key, position, chunk)
-        keys, key_window = self._extended(state.key, _rows(key), n_past, seen)
-        values, value_window = self._extended(state.value, value, n_past, seen)
-        after = ChunkState(key_window, value_window, seen + (n if mask is None else mask.sum(1)))
+        key = _rows(key)
+        keys, values = (
+            self._by_head(torch.cat([window.latest(n_past).to(new.dtype), new], 1))
+            for window, new in ((state.key, key), (state.value, value))
+        )
+        count = n if mask is None else mask.sum(1)
+        after = ChunkState(state.key.append(key), state.value.append(value), seen + count)
         position = torch.cat([position[..., :1] + torch.arange(-n_past, 0, device=query.device), position], -1)
-        bias = _nearest(self.derived().bias, reach) if in_graph else self._lag_bias(reach)
-        if in_graph or (n_past and n <= chunk):
+        bias = self._lag_bias(reach)
+        if n_past and n <= chunk:
             return _rows(self._few(query, keys, values, position, chunk, bias, together is not None)), after
         real = None
         if together is None:  # tokens before the chunks that a row's next token sees count as padding
@@ -293,12 +298,6 @@ class ChunkedAttention(Derived):
         a, b = self.rotary_pair[:, :, None].clone()
         lags = torch.arange(1 - reach, reach, device=a.device)
         return (rotary(a.expand(-1, len(lags), -1), lags) * b).sum(-1)
-
-    def _extended(self, window: Window | Tensor, new: Tensor, n_past: int, seen: Tensor) -> tuple[Tensor, Any]:
-        """The last ``n_past`` tokens of the window and the new ones, ``(batch, heads, n_past + n, size)``, and the
-        window after them."""
-        past = window.latest(n_past) if isinstance(window, Window) else ordered(window, seen)
-        return self._by_head(torch.cat([past.to(new.dtype), new], 1)), extended(window, new, seen)
 
     def _by_head(self, rows: Tensor) -> Tensor:
         """``(batch, heads, n, size)`` of rows ``(batch, n, heads * size)``."""

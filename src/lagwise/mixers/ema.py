@@ -169,7 +169,7 @@ class EMAMixer(Derived, Mixer):
     def _averaged(self, ssm: DiagonalSSM, x: Tensor, average: Tensor) -> tuple[Tensor, Tensor]:
         """The averages of the next tokens, and the state after them."""
         blocks = lambda _: ema_blocks(x, ssm.weights[0].t(), ssm.exponents[0].t())  # noqa: E731
-        y, (average,) = ssm.prefill(x, [average], blocks, graph=self._frozen is not None)
+        y, (average,) = ssm.prefill(x, [average], blocks)
         return y, average
 
 

@@ -14,8 +14,8 @@ from lagwise.kernels.base import cached
 from lagwise.ops import Layout, SKIPlan, causal_ski_product, ski_product, toeplitz_product
 from lagwise.ops.constants import cached_tables, table_device
 from lagwise.ops.host import added, read_counts
-from lagwise.ops.operation import symbolic, traced
-from lagwise.ops.packing import move_rows, row_extents
+from lagwise.ops.operation import device_check, symbolic, traced
+from lagwise.ops.packing import move_rows
 from lagwise.ops.ski import (
     SAMPLED_LAGS,
     best_plan,
@@ -38,9 +38,15 @@ Length = TypeVar("Length", int, Tensor)
 
 
 def _check_extent(kernel: LagKernel, x: Tensor, layout: Layout) -> None:
-    """Raise ValueError for a row that is longer than the kernel supports."""
-    if kernel.max_length is not None and not symbolic(x.shape[1]) and x.shape[1] > kernel.max_length:
+    """Raise ValueError for a row that is longer than the kernel supports; in graphs, have the device fail at it."""
+    limit = kernel.max_length
+    if limit is None or symbolic(x.shape[1]) or x.shape[1] <= limit:
+        return
+    if layout.mask is None or not traced():
         kernel.check_length(x.shape[1] if layout.mask is None else layout.extents[2])
+    else:
+        message = f"a text of more than the {limit} tokens that a kernel has coefficients for, in a compiled model"
+        device_check(lambda: (layout.extents[1] <= limit).all(), message)
 
 
 class SKIState(NamedTuple):
@@ -117,14 +123,11 @@ class CausalSKI:
         if state is not None:
             return self._prefill(kernel, x, state, layout.mask, mixer.derived())
         _check_extent(kernel, x, layout)
-        graph, plan = torch.compiler.is_compiling(), self.plan(kernel)  # no data-dependent branch in a graph
-        if layout.mask is None or (not graph and not layout.padded_before):
+        plan = self.plan(kernel)
+        if not layout.padded_before:
             return causal_ski_product(x, *self.split(kernel, plan, plan.grid(x.shape[1]).nodes), plan), None
         # Nodes count from a row's first token, so rows are moved to the start, and back.
-        if graph:
-            first, longest = row_extents(layout.mask)[0], x.shape[1]
-        else:
-            first, _, longest = layout.extents
+        first, _, longest = layout.extents
         moved = move_rows(x, -first, longest)
         y = causal_ski_product(moved, *self.split(kernel, plan, plan.grid(longest).nodes), plan)
         return move_rows(y, first, x.shape[1]), None
@@ -221,8 +224,6 @@ class CausalSKI:
     def _prefill(
         self, kernel: LagKernel, x: Tensor, state: SKIState, mask: Tensor | None, taps: SKITaps
     ) -> tuple[Tensor, SKIState]:
-        if traced():
-            return self._token_by_token(kernel, x, state, taps)
         plan, length, count = state.plan, x.shape[1], state.plan.degree + 1
         # Nodes count from each row's first token as the whole kernel does: padding before a row's first token drops
         # out, and a row in the middle of a cell is shifted into it. The grid ends where the last row does.
@@ -266,13 +267,6 @@ class CausalSKI:
             cell=nodes[:, -count:].clone(),
             far=far[:, -count:].clone(),
         )
-
-    def _token_by_token(self, kernel: LagKernel, x: Tensor, state: SKIState, taps: SKITaps) -> tuple[Tensor, SKIState]:
-        outputs = []
-        for token in x.unbind(1):
-            y, state = self._step(kernel, token, state, taps)
-            outputs.append(y)
-        return torch.stack(outputs, 1), state
 
     def split(self, kernel: LagKernel, plan: SKIPlan, nodes: int) -> tuple[Tensor, Tensor]:
         """Short and coarse taps, for at least this many nodes or as many as the kernel reaches."""
@@ -352,9 +346,7 @@ class TwoSidedSKI:
     def mix(self, mixer: Any, x: Tensor, state: None, layout: Layout) -> tuple[Tensor, None]:
         """`Mixer.mix`, without times and shards."""
         _check_extent(mixer.kernel, x, layout)
-        graph = torch.compiler.is_compiling()  # no data-dependent branch in a graph
-        padded = layout.mask is not None and (graph or layout.padded_before or layout.padded_after)
-        if symbolic(x.shape[1]) or padded:
+        if symbolic(x.shape[1]) or layout.padded_before or layout.padded_after:
             return self._mix_rows(mixer.kernel, x, layout), None
         return self._mix_whole(mixer.kernel, x), None
 
@@ -372,9 +364,6 @@ class TwoSidedSKI:
         if layout.mask is None:
             lengths = torch.full((1,), x.shape[1], device=x.device)
             first, longest = torch.zeros_like(lengths), x.shape[1]
-        elif torch.compiler.is_compiling():
-            first, lengths = row_extents(layout.mask)
-            longest = x.shape[1]
         else:
             first, lengths, longest = layout.host.extents
         at_most = (lambda nodes: nodes) if symbolic(longest) else (lambda nodes: min(nodes, longest))

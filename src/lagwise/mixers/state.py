@@ -35,12 +35,7 @@ class OwnRows(Protocol):
 
 
 def select_rows(state: Any, rows: Tensor) -> Any:
-    """The state of these rows, in this order; a row may be selected several times. The old state stays valid.
-
-    Args:
-        state: A state of any mixer, block or layer.
-        rows: Their indices, ``(n,)``.
-    """
+    """The state of rows with these indices ``(n,)``, in this order, perhaps repeated. The old state stays valid."""
     return _map_rows(state, lambda t: t.index_select(0, rows.to(t.device)))
 
 
@@ -79,16 +74,11 @@ def join_states(states: Sequence[Any]) -> Any:
 
 
 def fixed_state(state: Any, like: Any) -> tuple[Any, list[OnlineFollower]]:
-    """A state with fixed shapes, for graphs: windows become rings (see `lagwise.ops.window`), and the state of a long
-    kernel one of its fixed forms (`lagwise.ops.streaming`).
+    """A state with fixed shapes, for graphs, which take single tokens: windows become rings (see `lagwise.ops.window`),
+    and the state of a long kernel one of its fixed forms (`lagwise.ops.streaming`). like: one from `fixed_start`.
 
-    Args:
-        state: A state.
-        like: A state with the wanted shapes and types, from `fixed_start`.
-
-    Returns:
-        The state, in its own memory, and what must be told of every step: one follower for each exact kernel whose
-        long blocks are computed outside the graph, in order.
+    Returns the state, in its own memory, and what must be told of every step: one follower for each exact kernel whose
+    long blocks are computed outside the graph, in order.
     """
     followers: list[OnlineFollower] = []
     return _fix(state, like, followers, None), followers
@@ -115,13 +105,7 @@ def fixed_start(state: Any, *, online: bool = False) -> Any:
 
 
 def eager_state(fixed: Any, like: Any, followers: Iterator[OnlineFollower]) -> Any:
-    """The inverse of `fixed_state`.
-
-    Args:
-        fixed: A state of fixed shapes.
-        like: A state of the same mixer before the first token.
-        followers: Followers of its exact kernels, in order.
-    """
+    """The inverse of `fixed_state`. like: a state of the same mixer before the first token."""
     return _eager(fixed, like, followers, None)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from lagwise.mixers.base import Mixer
 from lagwise.ops import Layout
 from lagwise.ops.recurrence import Moments, moments_so_far, normalised, timestep_norm, token_moments
+from lagwise.ops.recurrence.timestep_norm import affine_timestep_norm
 from lagwise.tables import check_integer
 
 
@@ -23,14 +23,10 @@ class TimestepNorm(Mixer):
     Options:
         groups: of channels with common moments (Megalodon: 32 or 64). ValueError unless it divides the channels.
         epsilon: added to the variance.
-        decay: two factors per token, at least 0.5 and less than 1, of what earlier tokens weigh in the mean and in the
-            variance, which is then that of the channels within a token (Gecko: 0.999 and 0.9999). None: all tokens so
-            far weigh the same, and the variance is also that between them. Only of causal ones with several channels in
-            a group.
 
     Streams in constant memory: the state is a mean and a variance for each group, and the number of tokens.
 
-    Source: Megalodon (Ma et al. 2024), §3.2; decays: Gecko (Ma et al. 2026), as released.
+    Source: Megalodon (Ma et al. 2024), §3.2.
 
     >>> TimestepNorm(4, groups=2)(torch.randn(2, 100, 4)).shape
     torch.Size([2, 100, 4])
@@ -39,23 +35,13 @@ class TimestepNorm(Mixer):
     needs_float64 = True
     takes_shards = True
 
-    def __init__(
-        self,
-        channels: int,
-        *,
-        causal: bool = True,
-        groups: int = 1,
-        epsilon: float = 1e-5,
-        decay: Sequence[float] | None = None,
-    ):
+    def __init__(self, channels: int, *, causal: bool = True, groups: int = 1, epsilon: float = 1e-5):
         super().__init__(channels, causal)
         if channels % check_integer("groups", groups):
             raise ValueError(f"groups must divide the {channels} channels, got {groups}")
         if not epsilon > 0:
             raise ValueError(f"epsilon must be a positive number, got {epsilon!r}")
-        self.groups, self.epsilon, self.decay = groups, epsilon, None if decay is None else _decays(decay)
-        if decay is not None and not (causal and groups < channels):
-            raise ValueError("decay needs a causal norm with several channels in each group")
+        self.groups, self.epsilon = groups, epsilon
         self.weight, self.bias = (nn.Parameter(torch.empty(channels)) for _ in range(2))
         self.reset_parameters()
 
@@ -67,9 +53,10 @@ class TimestepNorm(Mixer):
     def mix(self, x: Tensor, state: Moments | None, layout: Layout) -> tuple[Tensor, Any]:
         if layout.shard is not None:
             return self._mix_shard(x, layout), None
+        if state is None and layout.mask is None and self.causal:
+            return affine_timestep_norm(x, self.weight, self.bias, self.groups, self.epsilon), None
         state = self._start(x.shape[0]) if state is None else state
-        options = {"epsilon": self.epsilon, "whole": not self.causal, "decay": self.decay}
-        y, after = timestep_norm(x, state, mask=layout.mask, **options)
+        y, after = timestep_norm(x, state, mask=layout.mask, epsilon=self.epsilon, whole=not self.causal)
         return self._scaled(x, y), after
 
     def _mix_shard(self, x: Tensor, layout: Layout) -> Tensor:
@@ -78,7 +65,7 @@ class TimestepNorm(Mixer):
         def so_far(tokens: Tensor, layout: Layout) -> Tensor:
             each = tokens.unflatten(2, (-1, 2))
             before = self._start(len(each), each.shape[2])
-            return moments_so_far(each, before, mask=layout.mask, whole=not self.causal, decay=self.decay)[0].flatten(2)
+            return moments_so_far(each, before, mask=layout.mask, whole=not self.causal)[0].flatten(2)
 
         moments = layout.shard.by_channels(so_far, tokens.flatten(2), groups=self.groups).unflatten(2, (-1, 2))
         return self._scaled(x, normalised(inside, tokens, moments, epsilon=self.epsilon).to(x.dtype))
@@ -94,11 +81,3 @@ class TimestepNorm(Mixer):
 
     def _scaled(self, x: Tensor, y: Tensor) -> Tensor:
         return (y * self.weight + self.bias).to(x.dtype)
-
-
-def _decays(decay: Sequence[float]) -> tuple[float, float]:
-    """Raise ValueError unless there are two numbers, each at least 0.5 and less than 1."""
-    numbers = isinstance(decay, Sequence) and all(isinstance(q, (int, float)) and 0.5 <= q < 1 for q in decay)
-    if not numbers or len(decay) != 2:
-        raise ValueError(f"decay must be two numbers, each at least 0.5 and less than 1, got {decay!r}")
-    return float(decay[0]), float(decay[1])

@@ -24,9 +24,8 @@ from lagwise.tables import check_integer
 _LOSS_ELSEWHERE = (
     "packed rows are trained without labels: whatever computes a loss from these logits (label_smoothing_factor or "
     "compute_loss_func of the Trainer) must leave out the first token of every document. Set its label to -100, as "
-    "PackingCollator does"
+    "DataCollatorWithFlattening does"
 )
-_CACHE_IMPLEMENTATIONS = (None, "dynamic", "dynamic_full")  # "dynamic_full": drafts of transformers before 5.10
 _MAX_READ_AGAIN = 32  # tokens to read again with a draft; more are processed by a separate forward pass
 
 
@@ -88,8 +87,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
             FileNotFoundError: Without a C++ compiler.
             RuntimeError: If the compilation fails.
         """
-        from lagwise.models.compiled import compiled_step
-        from lagwise.models.cuda_graph import graph_step
+        from lagwise.models.compiled import compiled_step, graph_step
 
         rows = None if batch_size is None else check_integer("batch_size", batch_size)
         on_cpu = self.device.type == "cpu"
@@ -115,27 +113,12 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
     def _supports_default_dynamic_cache(cls) -> bool:
         return False
 
-    def generate(
-        self,
-        inputs: Tensor | None = None,
-        generation_config: Any = None,
-        *args: Any,
-        cache: Any = None,
-        past_key_values: Any = None,
-        **kwargs: Any,
-    ) -> Any:
+    def generate(self, *args: Any, cache: Any = None, past_key_values: Any = None, **kwargs: Any) -> Any:
         """Generate as in transformers; the cache is accepted by either name. ValueError for a cache_implementation."""
-        names = [kwargs.get("cache_implementation")]
-        names += [getattr(each, "cache_implementation", None) for each in (generation_config, self.generation_config)]
-        if name := next((name for name in names if name not in _CACHE_IMPLEMENTATIONS), None):
-            raise ValueError(
-                f"cache_implementation={name!r} is not supported: a lagwise model generates with a StreamingCache; "
-                "leave it out, and call model.compile_step() first for compiled code of fixed shapes"
-            )
         if (cache := either(cache, past_key_values)) is not None:
             kwargs[CACHE] = cache
         parent: Any = super()
-        return parent.generate(inputs, generation_config, *args, **kwargs)
+        return parent.generate(*args, **kwargs)
 
     def _validate_generated_length(self, generation_config: Any, input_ids_length: int, *args: Any) -> None:
         check_prompt_length(self.length_limit, input_ids_length, generation_config.max_length - input_ids_length)
@@ -143,6 +126,12 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         parent._validate_generated_length(generation_config, input_ids_length, *args)
 
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict, *args: Any) -> None:
+        name = generation_config.cache_implementation
+        if name not in (None, "dynamic", "dynamic_full"):  # the last: of drafts in transformers before 5.10
+            raise ValueError(
+                f"cache_implementation={name!r} is not supported: a lagwise model generates with a StreamingCache; "
+                "leave it out, and call model.compile_step() first for compiled code of fixed shapes"
+            )
         check_prompts(self.length_limit, generation_config, model_kwargs)
         if not self.model.has_state:  # every token is computed with all tokens before it
             generation_config.use_cache = model_kwargs["use_cache"] = False
@@ -210,7 +199,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         apart = isinstance(inputs["cache"], StreamingCache) and inputs["cache"].parts is not None
         return apart or len(rows) > 1 or inputs["attention_mask"] is not None
 
-    def _apart(self, inputs: dict[str, Any], labels: Tensor | None, counted: Any, keep: Any) -> CausalLMOutput:
+    def _apart(self, inputs: dict[str, Any], keep: Any) -> CausalLMOutput:
         """`forward` for each row by itself, without its padding. Matrix products and vector loops round differently in
         batches of other sizes, so a row then has the same bits in each batch as alone. Logits at padding are zero.
         ValueError where rows cannot be computed apart."""
@@ -221,8 +210,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         tokens, mask, cache = inputs["input_ids"], inputs["attention_mask"], inputs["cache"]
         batch, length = (inputs["inputs_embeds"] if tokens is None else tokens).shape[:2]
         mask = torch.ones(batch, length, dtype=torch.bool) if mask is None else current_mask(mask, batch, length)
-        if inputs["use_cache"] is not None or labels is None:
-            cache = self.model._cache(cache, inputs["use_cache"], batch, inputs["seq_idx"])
+        cache = self.model._cache(cache, inputs["use_cache"], batch, inputs["seq_idx"])
         parts = [None] * batch if cache is None else cache.of_single_rows(batch, self.model.number)
         shown = []
         for row, (real, part) in enumerate(zip(mask, parts, strict=True)):
@@ -240,13 +228,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
             shown.append(logits)
         if cache is not None:
             cache.seen += length
-        logits, loss = torch.stack(shown), None
-        if labels is not None:
-            if inputs["seq_idx"] is not None:
-                labels, counted = _without_starts(labels, inputs["seq_idx"], counted)
-            size = self.config.vocab_size
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=size, num_items_in_batch=counted)
-        return CausalLMOutput(loss=loss, logits=logits, **{CACHE: cache})
+        return CausalLMOutput(logits=torch.stack(shown), **{CACHE: cache})
 
     @can_return_tuple
     def forward(
@@ -272,8 +254,8 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
         inputs |= {"inputs_embeds": inputs_embeds, "cache": cache, "use_cache": use_cache}
         inputs |= {"seq_idx": seq_idx, "cu_seqlens": cu_seqlens, "position_ids": position_ids, **kwargs}
-        if rows_apart() and self._several(inputs):
-            return self._apart(inputs, labels, num_items_in_batch, logits_to_keep)
+        if rows_apart() and self._several(inputs) and (labels is None or cache is not None):
+            return self._apart(inputs, logits_to_keep)
         step = None if input_ids is None or not self._steps else self._compiled(len(input_ids))
         if step is not None:
             logits = step.answer(self, {**inputs, "labels": labels, "logits_to_keep": logits_to_keep})
@@ -329,6 +311,6 @@ def _without_starts(labels: Tensor, seq_idx: Tensor, counted: Any) -> tuple[Tens
             f"{before - after} documents of these packed rows begin with a label, which is not predicted but was "
             f"counted: num_items_in_batch is {int(counted)}, and these rows have {before} labels. With gradient "
             "accumulation or several processes, set labels to -100 at the first token of every document, as "
-            "PackingCollator does"
+            "DataCollatorWithFlattening does"
         )
     return left, after

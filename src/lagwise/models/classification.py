@@ -14,11 +14,10 @@ from transformers.utils.generic import can_return_tuple
 
 from lagwise.models.configuration import PAIRS, LagwiseConfig
 from lagwise.models.embeddings import filled
-from lagwise.models.heads import Head
+from lagwise.models.heads import Head, pool, pool_pairs, pooled_size
 from lagwise.models.linear.convolutions import ConvolutionState
 from lagwise.models.linear.modeling import LinearModel, build_features, linear_logits
 from lagwise.models.modeling import LagwiseModelOutput
-from lagwise.models.pooling import pool, pool_pairs, pooled_size
 from lagwise.ops.operation import exporting, traced
 from lagwise.tables import check_integer
 
@@ -87,15 +86,12 @@ class WideHead(Head):
         self.wide = None if config.wide is None else Wide(config)
         self.post_init()
 
-    def beside(
-        self, x: Tensor | None, pooled: Tensor, mask: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor | None:
-        """The map's logits of inputs; None without a map. x: None for packed rows, and without inputs. ValueError
-        unless they have a row for each pooled one."""
+    def beside(self, x: Tensor | None, mask: Tensor | None = None, types: Tensor | None = None) -> Tensor | None:
+        """The map's logits of inputs; None without a map. ValueError without inputs."""
         if self.wide is None:
             return None
-        if x is None or x.shape[0] != pooled.shape[0]:
-            raise ValueError("a wide part reads inputs with one row for each answer, not packed or embedded ones")
+        if x is None:
+            raise ValueError("a wide part reads inputs themselves, not embedded ones")
         return self.wide(x, mask, types if self.wide.reads_types else None)
 
     def answer(self, pooled: Tensor, wide: Tensor | None) -> Tensor:
@@ -109,16 +105,15 @@ class LagwiseForSequenceClassification(WideHead):
     """Classifies a sequence from its pooled hidden states, or regresses, depending on ``config.problem_type``.
 
     Bidirectional if ``config.causal`` is false, which suits complete texts. Takes the inputs of `LagwiseModel`, and
-    labels ``(batch,)`` for the loss; logits are ``(batch, config.num_labels)``. In packed rows every document has its
-    own logits and label, row by row in order: logits are ``(documents, num_labels)``. Padding on either side has no
-    effect. ValueError for a row of only padding.
+    labels ``(batch,)`` for the loss; logits are ``(batch, config.num_labels)``. Padding on either side has no effect.
+    ValueError for a row of only padding, and for packed rows.
 
     With ``config.pooling`` ``pair`` or ``signed_pair`` a row holds two texts, with token_type_ids 0 and 1. Each is
-    processed as if it were alone, and the classifier gets features of both (`pool_pairs`). ValueError for packed rows,
-    or without these ids.
+    processed as if it were alone, and the classifier gets features of both (`pool_pairs`). ValueError without these
+    ids.
 
     With ``config.wide`` a linear map of the n-grams of a text, or of random convolutions of a series, adds to the
-    logits (`Wide`, `WideHead.answer`). ValueError for packed rows, and for inputs_embeds.
+    logits (`Wide`, `WideHead.answer`). ValueError for inputs_embeds.
 
     >>> config = LagwiseConfig(hidden_size=8, num_hidden_layers=1, num_labels=3, causal=False)
     >>> ids = torch.tensor([list(b"good"), list(b"fine")])
@@ -134,24 +129,22 @@ class LagwiseForSequenceClassification(WideHead):
         if self.wide is not None and config.input_name == "patches":
             raise ValueError("a wide part of images needs LagwiseForImageClassification")
 
-    def _texts(self, types: Tensor | None, mask: Tensor | None) -> Tensor:
-        """Return document numbers that separate the two texts of each row, -1 at padding."""
-        if types is None:
-            raise ValueError(
-                f"pooling {self.config.pooling!r} needs token_type_ids, 0 at the first text and 1 at the second"
-            )
-        return types if mask is None else types.masked_fill(mask == 0, -1)
-
-    def _read_apart(
-        self, texts: Tensor, ids: Tensor | None, mask: Tensor | None, *inputs: Tensor | None, **others: Any
+    def _read_pairs(
+        self, ids: Tensor | None, mask: Tensor | None, types: Tensor | None, *inputs: Tensor | None, **others: Any
     ) -> tuple[LagwiseModelOutput, Tensor]:
-        """Output of the backbone, and the hidden states of both texts. An exported graph cannot cut rows, so it reads
-        each text with the other one masked."""
-        if not exporting():
-            out = self.read(ids, mask, *inputs, seq_idx=texts, **others)
-            return out, out.last_hidden_state
-        first, second = (self.read(ids, (texts == number).long(), *inputs) for number in (0, 1))
-        return first, torch.where((texts == 0)[..., None], first.last_hidden_state, second.last_hidden_state)
+        """Output of the backbone for the two texts of each row as if each were alone, and their features. An exported
+        graph cannot cut rows, so it reads each text with the other one masked."""
+        pooling = self.config.pooling
+        if types is None:
+            raise ValueError(f"pooling {pooling!r} needs token_type_ids, 0 at the first text and 1 at the second")
+        texts = types if mask is None else types.masked_fill(mask == 0, -1)
+        if exporting():
+            out, second = (self.read(ids, (texts == number).long(), types, *inputs) for number in (0, 1))
+            hidden = torch.where((texts == 0)[..., None], out.last_hidden_state, second.last_hidden_state)
+        else:
+            out = self.read(ids, mask, types, *inputs, seq_idx=texts, **others)
+            hidden = out.last_hidden_state
+        return out, pool_pairs(hidden, pooling, mask=mask, seq_idx=texts)
 
     @can_return_tuple
     def forward(
@@ -162,25 +155,21 @@ class LagwiseForSequenceClassification(WideHead):
         inputs_embeds: Tensor | None = None,
         input_values: Tensor | None = None,
         pixel_values: Tensor | None = None,
-        seq_idx: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
         position_ids: Tensor | None = None,
         labels: Tensor | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
         inputs = input_ids, attention_mask, token_type_ids, inputs_embeds, input_values, pixel_values
-        if self.reads_pairs:
-            if seq_idx is not None or cu_seqlens is not None:
-                raise ValueError(f"pooling {self.config.pooling!r} does not apply to packed rows (seq_idx, cu_seqlens)")
-            texts = self._texts(token_type_ids, attention_mask)
-            out, hidden = self._read_apart(texts, *inputs, position_ids=position_ids, **kwargs)
-            pooled = pool_pairs(hidden, self.config.pooling, mask=attention_mask, seq_idx=texts)
+        packed = any(kwargs.get(name) is not None for name in ("seq_idx", "cu_seqlens"))
+        if self.reads_pairs and not packed:
+            out, pooled = self._read_pairs(*inputs, position_ids=position_ids, **kwargs)
         else:
-            out = self.read(*inputs, seq_idx=seq_idx, cu_seqlens=cu_seqlens, position_ids=position_ids, **kwargs)
-            pooled = pool(out.last_hidden_state, self.config.pooling, mask=attention_mask, seq_idx=out.seq_idx)
-        packed = out.seq_idx is not None and not self.reads_pairs
-        inputs_beside = None if packed else input_ids if input_values is None else input_values
-        logits = self.answer(pooled, self.beside(inputs_beside, pooled, attention_mask, token_type_ids))
+            out = self.read(*inputs, position_ids=position_ids, **kwargs)
+            if out.seq_idx is not None:
+                raise ValueError("a classifier reads one text or series in each row, got packed rows (seq_idx)")
+            pooled = pool(out.last_hidden_state, self.config.pooling, mask=attention_mask)
+        read = input_ids if input_values is None else input_values
+        logits = self.answer(pooled, self.beside(read, attention_mask, token_type_ids))
         if self.config.problem_type == "regression":
             wide = torch.promote_types(logits.dtype, torch.float32)  # numbers far from 0 have few digits in bfloat16
             logits = logits.to(wide) * self.config.label_std + self.config.label_mean
@@ -277,7 +266,7 @@ class LagwiseForImageClassification(WideHead):
         pooled = pool(out.last_hidden_state, self.config.pooling, mask=attention_mask)
         if self.wide is not None and attention_mask is not None and not traced() and not attention_mask.all():
             raise ValueError("a wide part reads whole images, got an attention_mask with padding")
-        logits = self.answer(pooled, self.beside(pixel_values, pooled))
+        logits = self.answer(pooled, self.beside(pixel_values))
         loss = None
         if labels is not None:
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)

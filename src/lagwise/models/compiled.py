@@ -1,4 +1,5 @@
-"""Compiled streaming steps, which change their state in place, in a cache by the source code that they depend on."""
+"""Streaming steps that change their state in place as compiled code, in a cache by the source code that it depends on,
+and as CUDA graphs, of which the host launches one per token in place of every operation."""
 
 from __future__ import annotations
 
@@ -18,6 +19,8 @@ import torch
 import torch.fx.experimental._config
 import transformers
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lagwise.cache import cached_folder, default_cache, require_private
 from lagwise.compiler import find_cxx, processor
@@ -25,6 +28,7 @@ from lagwise.files import one_line
 from lagwise.mixers import Mixer
 from lagwise.models.heads import VocabularyHead
 from lagwise.models.step import InPlace, InPlaceStep, Run, StreamingStep
+from lagwise.ops.host import host_knows
 
 _FILE = "step.pt2"
 # Weights are passed at run time, so that the code remains valid when the model is trained further; without
@@ -36,19 +40,14 @@ _OPTIONS = {
     "cpp.threads": 1,
 }
 _EXAMPLE_ROWS = 4  # batch size of example inputs for code with a dynamic batch size
+_WARMUP = 2  # runs before a capture, in which kernels are compiled, and workspaces and tables are allocated
+_CAPTURE = 4  # time of a capture in tokens
 # Packages that count with their versions: they are large, and always released with one.
 _LIBRARIES = {"torch", "transformers", *sys.stdlib_module_names} - {"__main__"}
 
 
 class CompiledStep(InPlaceStep):
-    """The step as code that AOTInductor compiled, loaded from the cache folder.
-
-    Args:
-        model: The language model.
-        batch_size: Batch size of the code, or None for any.
-        step: The model's step.
-        key: Name of the folder (`_key`).
-    """
+    """The step as code that AOTInductor compiled, loaded from the cache folder with this key (`_key`)."""
 
     def __init__(self, model: VocabularyHead, batch_size: int | None, step: StreamingStep, key: str):
         self.key = key
@@ -56,26 +55,23 @@ class CompiledStep(InPlaceStep):
         require_private(file, default_cache().resolve())
         # As in `torch._inductor.aoti_load_package`, without importing the compiler.
         self._loader = torch._C._aoti.AOTIModelPackageLoader(str(file), "model", False, 1, -1)
+        self._constants: dict[str, Tensor] | None = None
         super().__init__(model, batch_size, step)
 
     def runner(self, state: list[Tensor]) -> Run:
         """The compiled code on these tensors."""
         return lambda tokens: self._loader.run([tokens, *state])[0]
 
-    def fits(self, model: VocabularyHead, step: StreamingStep) -> bool:
-        """Whether the code is of this configuration; a warning says so if it is not."""
-        if _key(model, self.batch_size, step) == self.key:
-            return True
-        warnings.warn("the compiled step is not used: the model has changed; call compile_step again", stacklevel=5)
-        return False
-
-    def use(self, model: VocabularyHead, step: StreamingStep) -> None:
-        """Let the code read a step's weights."""
-        super().use(model, step)
+    def use(self, model: VocabularyHead, step: StreamingStep) -> bool:
+        """Let the code read a step's weights, if it is of the model's configuration; a warning says so if it is not."""
+        if self._constants is not None and _key(model, self.batch_size, step) != self.key:
+            warnings.warn("the compiled step is not used: the model has changed; call compile_step again", stacklevel=5)
+            return False
         weights = _constants(InPlace(step))
         # User-managed constants: the code reads the model's own tensors, and this object keeps the others alive.
         self._constants = {name: weights[name] for name in self._loader.get_constant_fqns()}
         self._loader.load_constants(self._constants, False, True, True)
+        return super().use(model, step)
 
 
 def compiled_step(
@@ -85,19 +81,9 @@ def compiled_step(
     cached: bool = False,
     report: Callable[[str], None] | None = None,
 ) -> CompiledStep | None:
-    """Load a model's compiled step from the cache folder, or compile it.
-
-    Args:
-        model: The language model, on the CPU.
-        batch_size: Batch size, or None for any.
-        cached: Return None if the step is not in the cache folder.
-        report: Called with a line of text before and after compilation.
-
-    Raises:
-        ValueError: If the model's state grows with the text, or if a class of it has no source file.
-        FileNotFoundError: If there is no C++ compiler.
-        RuntimeError: If compilation fails.
-    """
+    """Load the compiled step of a model on the CPU from the cache folder, or compile it; None if it is not there and
+    only a ``cached`` one is wanted. Arguments and errors as of `LagwiseForCausalLM.compile_step`; ValueError too for a
+    class without a source file."""
     step = StreamingStep(model, online=True)
     key = _key(model, batch_size, step)
     if cached and not _folder(key).is_dir():
@@ -165,18 +151,11 @@ def _constants(module: nn.Module) -> dict[str, Tensor]:
 
 
 def source_digests(model: nn.Module) -> dict[str, str]:
-    """Digests of all source files of the packages that a model's classes are from, by their paths there.
-
-    Packages that these use count too, unless they are installed: a change of a script's own modules is noticed. For a
-    module without a package, the modules in its folder are those of its package.
-
-    Raises:
-        ValueError: If a class has no source file, for example because it was defined in a notebook or by `exec`.
-    """
-    classes = {each for part in model.modules() for each in type(part).__mro__}
-    todo = {_package(each.__module__): each.__name__ for each in classes}
-    digests: dict[str, str] = {}
-    done = set(_LIBRARIES)
+    """Digests of all source files of the packages that a model's classes are from, by their paths there, and of those
+    that these use unless they are installed: a change of a script's own modules is noticed. The package of a module
+    without one is its folder. ValueError for a class without a source file, as one of a notebook."""
+    todo = {_package(each.__module__): each.__name__ for part in model.modules() for each in type(part).__mro__}
+    digests, done = dict[str, str](), set(_LIBRARIES)
     while todo:
         package, user = todo.popitem()
         if package in done:
@@ -190,15 +169,11 @@ def source_digests(model: nn.Module) -> dict[str, str]:
             )
         digests |= {name: _digest(path, path.stat().st_mtime_ns) for name, path in files.items()}
         for name, module in [*sys.modules.items()]:
-            values = vars(module).values() if _package(name) == package else ()
-            used = (each.__name__ if isinstance(each, ModuleType) else each.__module__ for each in values if _of(each))
-            todo |= {other: name for other in map(_package, used) if other in sys.modules and not _installed(other)}
+            for value in vars(module).values() if _package(name) == package else ():
+                other = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+                if isinstance(other, str) and _is_own(_package(other)):
+                    todo[_package(other)] = name
     return digests
-
-
-def _of(value: Any) -> bool:
-    """Whether a value of a module says which module it is from."""
-    return isinstance(getattr(value, "__module__", None), str) or isinstance(value, ModuleType)
 
 
 def _package(name: str) -> str:
@@ -216,13 +191,124 @@ def _files(package: str) -> dict[str, Path]:
 
 
 @functools.cache
-def _installed(package: str) -> bool:
-    """Whether an imported package is in the folders for installed packages, or has no source."""
-    folders = [Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")]
-    files = [*_files(package).values()]
-    return not files or any(files[0].resolve().is_relative_to(folder) for folder in folders)
+def _is_own(package: str) -> bool:
+    """Whether an imported package has sources outside the folders for installed packages."""
+    installed = [Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")]
+    return any(not any(path.resolve().is_relative_to(each) for each in installed) for path in _files(package).values())
 
 
 @functools.lru_cache(maxsize=1 << 12)
 def _digest(path: Path, modified_ns: int) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+class GraphStep(InPlaceStep):
+    """The step on a CUDA device, captured for every stream on that stream's own state.
+
+    A graph reads and writes the addresses of its capture: of the stream's token and state, which are allocated once for
+    a stream, and of the weights, which must not change while it runs. For any number of rows, the graph is captured
+    once the rows have stayed the same for as many tokens as a capture takes, so that rows that come and go cost at most
+    that much again.
+    """
+
+    refused = False  #: whether a capture has failed
+
+    def runner(self, state: list[Tensor]) -> Run:
+        """The step on these tensors, as a graph at once or later."""
+        if self.batch_size is not None:
+            return self._captured(state)
+        run, before = super().runner(state), _CAPTURE
+
+        def run_or_capture(tokens: Tensor) -> Tensor:
+            nonlocal run, before
+            if before == 0 and not self.refused:
+                run = self._captured(state)
+            before -= 1
+            return run(tokens)
+
+        return run_or_capture
+
+    def _captured(self, state: list[Tensor]) -> Run:
+        """The step as a graph on these tensors, which the capture leaves as they are."""
+        step, outside = InPlace(self.step), _Outside()
+        with torch.inference_mode(False), torch.no_grad():  # the tensors outlive the present inference mode
+            token = torch.zeros(len(state[0]), dtype=torch.long, device=self.device)
+            copies = [tensor.clone() for tensor in state]
+
+            def warm() -> None:
+                with outside:
+                    step(token, *copies)
+
+            try:
+                replay, logits = capture(warm, lambda: step(token, *state), self.device)
+            except RuntimeError as error:  # for example if an operation of a user's mixer waits for a value
+                self.refused, reason = True, str(error).partition("\n")[0]
+                warnings.warn(f"the step runs without a CUDA graph, which cannot be captured: {reason}", stacklevel=2)
+                return super().runner(state)
+
+        def run(tokens: Tensor) -> Tensor:
+            token.copy_(tokens)
+            replay()
+            return logits.clone()  # the next token overwrites them
+
+        # keep tensors that the graph reads but the step does not own, such as cached tables
+        vars(run)["reads"] = outside.tensors
+        return run
+
+
+def graph_step(model: VocabularyHead, batch_size: int | None) -> GraphStep:
+    """A model's step for CUDA graphs. ValueError if it is not on a CUDA device, its state grows with the text, or its
+    steps branch by the number of tokens (causal SKI)."""
+    if model.device.type != "cuda":
+        raise ValueError(f"only models on the CPU or a CUDA device have compiled steps, got one on {model.device}")
+    step = StreamingStep(model, online=True)
+    if branches(step, batch_size or 1):
+        raise ValueError("a CUDA graph cannot hold the steps of this model, which branch by the number of tokens")
+    return GraphStep(model, batch_size, step)
+
+
+@torch.no_grad()
+def branches(step: StreamingStep, batch_size: int) -> bool:
+    """Whether the host reads counts of tokens in a step, as in that of causal SKI: a graph repeats one branch."""
+    state = step.start(batch_size)
+    step(torch.zeros(batch_size, dtype=torch.long, device=step.model.device), state)
+    return any(host_knows(tensor) for tensor in state.values())
+
+
+def capture(
+    warm: Callable[[], Any], run: Callable[[], Tensor], device: torch.device
+) -> tuple[Callable[[], Any], Tensor]:
+    """Capture ``run()`` as a CUDA graph after runs of ``warm()``. Returns its replay, and the tensor that it writes."""
+    with torch.cuda.device(device):
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(_WARMUP):
+                warm()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may use the device
+            result = run()
+    return graph.replay, result
+
+
+class _Outside(TorchDispatchMode):
+    """Dispatch mode that keeps the tensors that operations read but did not create."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tensors: dict[int, Tensor] = {}
+        self._created: set[int] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for address, tensor in _addresses((args, kwargs)):
+            if address not in self._created:
+                self.tensors.setdefault(address, tensor)
+        result = function(*args, **(kwargs or {}))
+        self._created.update(address for address, _ in _addresses(result) if address not in self.tensors)
+        return result
+
+
+def _addresses(values: Any) -> list[tuple[int, Tensor]]:
+    """Return tensors in a tree, with the addresses of their memory."""
+    return [(t.untyped_storage().data_ptr(), t) for t in pytree.tree_leaves(values) if isinstance(t, Tensor)]

@@ -19,7 +19,6 @@ from lagwise.progress import progress_bar
 from lagwise.tables import check_integer
 
 CONVERSION_FILE = "conversion.json"  # marks the folder of a converted run
-_LONG = 1024  # tokens of support that speed generation up: 513 gain nothing, 1,833 a quarter (docs/benchmarks.md)
 _ENDLESS_LAGS = 4096  # lags of a kernel of infinite support that are converted
 # Default kernel of the causal mixers that have one.
 KERNEL_MIXERS = {"toeplitz": "rpe", "gtu": "rpe", "hyena": "hyena", "gss": "dss"}
@@ -102,24 +101,6 @@ def kernels_to_convert(model: Any) -> dict[str, ToeplitzMixer]:
             "converted kernels stream in constant memory as they are"
         )
     return mixers
-
-
-def outlook(model: Any) -> str:
-    """Describe whether converting a model will pay, judging by the support of its kernels."""
-    supports = [mixer.kernel.support for mixer in kernels_to_convert(model).values()]
-    if None in supports:
-        return (
-            "A kernel of this model has infinite support: the conversion gives it constant time and memory per token, "
-            "and an exported step needs it."
-        )
-    longest = max(support for support in supports if support is not None)
-    text = f"The longest kernel of this model has a support of {longest:,} tokens."
-    if longest >= _LONG:
-        return f"{text} The conversion makes the state of a stream small, and mostly its generation faster."
-    return (
-        f"{text} The conversion makes the state of a stream small, but generation no faster, as it does from some "
-        "thousand tokens of support. Streams and exports work without it."
-    )
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lagwise.models.configuration import LagwiseLinearConfig
 from lagwise.models.inputs import check_vocabulary
 from lagwise.ops import Layout
 from lagwise.ops.operation import traced, transformed
@@ -28,17 +29,17 @@ class TokenInput(nn.Embedding):
         super().__init__(vocab_size, hidden_size)
 
     @staticmethod
-    def check(input_ids: Tensor, vocab_size: int) -> None:
+    def check(input_ids: Tensor, config: Any) -> None:
         """Raise ValueError for ids of a wrong type or shape, or outside the vocabulary."""
-        if input_ids.is_floating_point():
-            raise ValueError(f"input_ids must be integers, got {input_ids.dtype}")
         if input_ids.dim() != 2 or 0 in input_ids.shape:
             raise ValueError(
                 f"input_ids must be (batch >= 1, length >= 1), got {tuple(input_ids.shape)}; begin an empty prompt "
                 "with the end-of-text token"
             )
+        if input_ids.is_floating_point():
+            raise ValueError(f"input_ids must be integers, got {input_ids.dtype}")
         if input_ids.device.type == "cpu" and not (torch.compiler.is_compiling() or transformed()):
-            check_vocabulary(input_ids, vocab_size)
+            check_vocabulary(input_ids, config.vocab_size)
 
 
 class ValueInput(nn.Linear):
@@ -145,27 +146,28 @@ class ValueInput(nn.Linear):
         return super().forward(torch.cat([z, size.expand(-1, z.shape[1], -1)], 2).to(self.weight.dtype))
 
     @staticmethod
-    def check(input_values: Tensor, embedding: ValueInput) -> None:
+    def check(input_values: Tensor, config: Any) -> None:
         """Raise ValueError for values of a wrong shape, for infinity, for NaN without ``gaps``, and for times that are
         negative or missing."""
-        if input_values.dim() != 3 or 0 in input_values.shape or input_values.shape[2] != embedding.features:
+        options = config.input_options
+        features, stride, timed = options.get("features", 1), options.get("stride", 1), options.get("time") is not None
+        if input_values.dim() != 3 or 0 in input_values.shape or input_values.shape[2] != features:
             raise ValueError(
-                f"input_values must be (batch >= 1, length >= 1, features={embedding.features}), "
-                f"got {tuple(input_values.shape)}"
+                f"input_values must be (batch >= 1, length >= 1, features={features}), got {tuple(input_values.shape)}"
             )
-        if input_values.shape[1] % embedding.stride:
+        if input_values.shape[1] % stride:
             raise ValueError(
-                f"the length of input_values must be a multiple of the stride {embedding.stride}, "
-                f"got {input_values.shape[1]}; pad the last step with zeros"
+                f"the length of input_values must be a multiple of the stride {stride}, got {input_values.shape[1]}; "
+                "pad the last step with zeros"
             )
-        if embedding.timed:
-            check_finite("the times in input_values", input_values[..., 0])
-            if input_values.device.type == "cpu" and not traced() and bool((input_values[..., 0] < 0).any()):
+        times, values = input_values[..., :timed], input_values[..., timed:]
+        if timed:
+            check_finite("the times in input_values", times)
+            if times.device.type == "cpu" and not traced() and bool((times < 0).any()):
                 raise ValueError(
                     "the times in input_values must not be negative: each is the time since the one before"
                 )
-        filled = embedding.values(input_values)
-        check_finite("input_values", filled if embedding.missing is None else filled.masked_fill(filled.isnan(), 0))
+        check_finite("input_values", values.masked_fill(values.isnan(), 0) if config.takes_gaps else values)
 
 
 class PatchInput(nn.Conv2d):
@@ -194,14 +196,14 @@ class PatchInput(nn.Conv2d):
         return pixel_values.shape[2] // self.stride[0], pixel_values.shape[3] // self.stride[1]
 
     @staticmethod
-    def check(pixel_values: Tensor, embedding: PatchInput) -> None:
+    def check(pixel_values: Tensor, config: Any) -> None:
         """Raise ValueError for images of a wrong shape, and for NaN or infinity."""
-        side = embedding.stride[0]
-        if pixel_values.dim() != 4 or 0 in pixel_values.shape or pixel_values.shape[1] != embedding.in_channels:
-            colour = pixel_values.dim() == 4 and (embedding.in_channels, pixel_values.shape[1]) == (1, 3)
+        channels, side = config.input_options.get("channels", 3), patch_side(config)
+        if pixel_values.dim() != 4 or 0 in pixel_values.shape or pixel_values.shape[1] != channels:
+            colour = pixel_values.dim() == 4 and (channels, pixel_values.shape[1]) == (1, 3)
             advice = "; this model reads grey images, and pipelines give colour: train with task.channels=3 for them"
             raise ValueError(
-                f"pixel_values must be (batch >= 1, channels={embedding.in_channels}, height, width), "
+                f"pixel_values must be (batch >= 1, channels={channels}, height, width), "
                 f"got {tuple(pixel_values.shape)}{advice if colour else ''}"
             )
         if pixel_values.shape[2] % side or pixel_values.shape[3] % side:
@@ -217,8 +219,9 @@ class PatchInput(nn.Conv2d):
 
 
 def patch_side(config: Any) -> int:
-    """The side in pixels of the patches that an image model reads, from its configuration."""
-    return config.input_options.get("size", PatchInput.SIZE)
+    """The side in pixels of the patches that an image model reads, from its configuration; 1 of a linear model, whose
+    patches overlap."""
+    return 1 if isinstance(config, LagwiseLinearConfig) else config.input_options.get("size", PatchInput.SIZE)
 
 
 INPUTS: dict[str, Any] = {"tokens": TokenInput, "values": ValueInput, "patches": PatchInput}
@@ -288,10 +291,8 @@ def grid_sinusoids(layout: Layout, like: Tensor, *, rms: float) -> Tensor:
     """Compute sinusoidal positions of the patches of images: half the channels for the row, the others for the column.
 
     Formula: ``sinusoids(16 (i + 1/2) / height)`` beside ``sinusoids(16 (j + 1/2) / width)`` for the patch in row i and
-    column j, scaled to a root mean square of ``rms``. A model passes the standard deviation that its embeddings of
-    white noise have at initialisation, so that neither hides the other. Positions are relative to an image's sides, so
-    those of a larger image interpolate between those of a smaller one. A mask may be true at a part of the grid, as
-    for smaller images in a batch.
+    column j, scaled to a root mean square of ``rms``, that of the embeddings of white noise at initialisation.
+    Positions are relative to an image's sides, those of its real patches where it is smaller than others in a batch.
 
     Shapes: like ``(batch, length, channels)``; result ``(batch or 1, length, channels)``. ValueError for tokens without
     a grid, and for packed rows.

@@ -119,20 +119,11 @@ def generate_text(
 def sampled(
     model: LagwiseForCausalLM, ids: Any, count: int, temperature: float = 1.0, top_p: float = 1.0
 ) -> Iterator[int]:
-    """Yield up to ``count`` tokens that continue ``ids`` (1, length), until the end of the document.
+    """Yield up to ``count`` tokens that continue ``ids`` (1, length), until the end of the document. A temperature
+    below a millionth is greedy.
 
     With the same seed they equal those of transformers' ``generate`` with ``do_sample=True, top_k=0``, at a lower
-    overhead per token.
-
-    Args:
-        model: The language model.
-        ids: Token ids of the prompt, ``(1, length)``.
-        count: Maximum number of tokens.
-        temperature: Sampling temperature; 0, and anything below a millionth, is greedy.
-        top_p: Sample from the most likely tokens whose probabilities sum to at least this.
-
-    Raises:
-        FloatingPointError: If the logits are NaN, as those of a model whose training has diverged.
+    overhead per token. FloatingPointError if the logits are NaN, as those of a model whose training has diverged.
     """
     if temperature < _MIN_TEMPERATURE:
         temperature = 0
@@ -204,7 +195,7 @@ def encoded_chunks(
         except Exception as error:  # tokenizers raises no narrower type
             words = ", ".join(sorted(tokenizer.get_vocab())[:20])
             raise ValueError(
-                f"the text {_shortened(chunk)!r} cannot be encoded: {error} (the tokenizer knows {words} ...)"
+                f"the text {chunk!r:.80} cannot be encoded: {error} (the tokenizer knows {words} ...)"
             ) from error
         yield np.asarray(encoded["input_ids"], dtype=np.int64)
 
@@ -212,14 +203,8 @@ def encoded_chunks(
 def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, str]]) -> list[Tensor]:
     """Encode a conversation, as the tokenizer's chat template or `PLAIN_TEMPLATE` writes it, in parts.
 
-    Names of special tokens in the template are these tokens; in a message they are text like any other.
-
-    Args:
-        tokenizer: The tokenizer.
-        messages: ``{"role": ..., "content": ...}`` of each message, in order.
-
-    Raises:
-        ValueError: If the template fails, or a message cannot be encoded.
+    Names of special tokens in the template are these tokens; in a message they are text like any other. ValueError if
+    the template fails, or a message cannot be encoded.
     """
     special = {str(t) for t in tokenizer.added_tokens_decoder.values() if t.special}
     names = re.compile("|".join(re.escape(name) for name in sorted(special, key=len, reverse=True)) or "(?!)")
@@ -246,21 +231,11 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[s
     return ids or encode_prompt(tokenizer, "")
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= 80 else text[:80] + "..."
-
-
 class TextWriter:
     """Decodes tokens incrementally, writes the text, and detects stop texts.
 
-    Text is held back while its last character is incomplete or while it may be the beginning of a stop text.
-
-    Args:
-        tokenizer: The tokenizer.
-        prompt: Token ids of the prompt, in parts.
-        stop: Texts before which the output ends.
-        echo: Whether to write the prompt too.
-        write: Called with each piece of text.
+    Text is held back while its last character is incomplete or while it may be the beginning of a stop text. Arguments
+    as of `generate_text`; prompt: its token ids, in parts.
     """
 
     def __init__(

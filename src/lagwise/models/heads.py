@@ -1,5 +1,5 @@
-"""The base classes of heads, a backbone that reads the inputs and an output layer on its hidden states, and the masked
-language model."""
+"""The base classes of heads, a backbone that reads the inputs and an output layer on its hidden states; one vector for
+a whole sequence from these; and the masked language model."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import MaskedLMOutput
 from transformers.utils.generic import can_return_tuple
 
-from lagwise.models.configuration import LagwiseConfig
+from lagwise.models.configuration import PAIRS, SINGLE, LagwiseConfig
 from lagwise.models.modeling import LagwiseModel, LagwiseModelOutput, LagwisePreTrainedModel
 from lagwise.ops.operation import in_graph, transformed
+from lagwise.ops.packing import row_extents
 from lagwise.ops.vocabulary import chunked_cross_entropy
+from lagwise.tables import known
 
 _LOGITS_AT_ONCE = 512  # tokens of a chunk on a CPU, so that their logits stay in its cache
 _MAX_LOGITS = 1 << 27  # logits of a chunk on a GPU; half a gigabyte in float32
@@ -87,26 +89,17 @@ class VocabularyHead(Head):
         skip_logits: bool,
         shift_labels: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor | None]:
-        """The mean cross-entropy, None without labels, and the logits, None if they can be skipped.
-
-        Args:
-            counted: Divisor of the sum of losses; by default the number of labels.
-            shift_labels: Targets, if they are not those of labels.
-        """
+        """The mean cross-entropy, None without labels, and the logits, None if they can be skipped. counted: divisor of
+        the sum of losses, by default the number of labels; shift_labels: targets, if they are not those of labels."""
         if labels is None:
             return None, self.to_logits(hidden)
         targets = self.targets(labels) if shift_labels is None else shift_labels
         loss = self.loss_without_logits(hidden, targets, counted) if skip_logits else None
         if loss is not None:
             return loss, None
-        logits, shifted = self.to_logits(hidden), {} if shift_labels is None else {"shift_labels": shift_labels}
-        return self.loss_function(
-            logits=logits,
-            labels=labels.contiguous(),
-            vocab_size=self.config.vocab_size,
-            num_items_in_batch=counted,
-            **shifted,
-        ), logits
+        logits, size = self.to_logits(hidden), self.config.vocab_size
+        shifted = {"labels": labels.contiguous(), "shift_labels": targets.contiguous()}
+        return self.loss_function(logits=logits, vocab_size=size, num_items_in_batch=counted, **shifted), logits
 
     def loss_without_logits(self, hidden: Tensor, labels: Tensor, counted: Any) -> Tensor | None:
         """The mean cross-entropy of labels ``(...,)``, -100 where there is none, from logits that are computed a chunk
@@ -204,3 +197,62 @@ def chunks_logits(config: LagwiseConfig) -> bool:
     """Whether training computes logits a chunk at a time: with PyTorch 2.13 or later, and a vocabulary so much larger
     than the hidden states that it takes less memory and no more time."""
     return hasattr(F, "linear_cross_entropy") and config.vocab_size >= _LARGE_VOCABULARY * config.hidden_size
+
+
+def pool(hidden: Tensor, pooling: str, *, mask: Tensor | None = None) -> Tensor:
+    """The mean over real tokens, or the first or last real token or both, of each row.
+
+    Args:
+        hidden: ``(batch, length, channels)``.
+        pooling: ``mean``, ``first``, ``last``, or ``ends`` for the first and the last, concatenated.
+        mask: ``(batch, length)``, true where a token is real.
+
+    Returns:
+        ``(batch, channels)``; twice as many channels for ``ends``. Sums are in float32 or better.
+
+    Raises:
+        ValueError: For another pooling, a mask of another shape, and a row without any token.
+    """
+    known(pooling, SINGLE, "pooling of single texts")
+    if pooling == "ends":
+        return torch.cat([pool(hidden, end, mask=mask) for end in ("first", "last")], dim=-1)
+    shape = tuple(hidden.shape[:2])
+    if mask is not None and mask.shape != shape:
+        raise ValueError(f"attention_mask must be (batch, length) = {shape}, got {tuple(mask.shape)}")
+    real = torch.ones(shape, dtype=torch.bool, device=hidden.device) if mask is None else mask.bool()
+    if mask is not None and not torch.compiler.is_compiling() and not real.any(dim=1).all():
+        raise ValueError("attention_mask leaves a row without any token; there is nothing to classify")
+    if pooling == "mean":
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        total = hidden.masked_fill(~real[..., None], 0).sum(dim=1, dtype=wide)
+        return (total / real.sum(dim=1, keepdim=True)).to(hidden.dtype)
+    first, lengths = row_extents(real)
+    index = first if pooling == "first" else first + lengths - 1
+    return hidden[torch.arange(shape[0], device=hidden.device), index]
+
+
+def pool_pairs(hidden: Tensor, pooling: str, *, mask: Tensor | None = None, seq_idx: Tensor) -> Tensor:
+    """Features of two texts in one row, from the means u and v of their hidden states.
+
+    Formula: ``[u, v, |u - v|, u * v]`` for the pooling ``pair`` (sentence-BERT and other encoders of sentences), and
+    ``[u, v, u * v, u - v]`` for ``signed_pair`` (the "NLI" interaction of Long Range Arena's retrieval).
+
+    Shapes as in `pool`; seq_idx is 0 at the first text and 1 at the second. Result ``(batch, 4 * channels)``.
+
+    ValueError for a row that lacks one of the texts.
+    """
+    real = torch.ones_like(seq_idx, dtype=torch.bool) if mask is None else mask.bool()
+    texts = []
+    for number in (0, 1):
+        own = real & (seq_idx == number)
+        if not torch.compiler.is_compiling() and not own.any(dim=1).all():
+            raise ValueError(f"pooling {pooling!r} needs two texts in every row; one has no token of type {number}")
+        texts.append(pool(hidden, "mean", mask=own))
+    u, v = texts
+    joined = [(u - v).abs(), u * v] if pooling == "pair" else [u * v, u - v]
+    return torch.cat([u, v, *joined], dim=-1)
+
+
+def pooled_size(config: LagwiseConfig) -> int:
+    """The number of pooled features of a sequence, or of a pair."""
+    return config.hidden_size * (4 if config.pooling in PAIRS else 2 if config.pooling == "ends" else 1)

@@ -1,14 +1,16 @@
-"""Interpretation of a model's inputs: documents of packed rows, padding, prompts."""
+"""Interpretation of a model's inputs: documents of packed rows, padding, prompts, times and rates of samples."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lagwise.kernels import LagKernel
+from lagwise.mixers import ChunkedAttention, Mixer
 from lagwise.models.cache import CACHE, StreamingCache
 from lagwise.ops import Layout
 from lagwise.ops.host import on_device, on_host
@@ -41,11 +43,11 @@ def check_precision(model: nn.Module, device: torch.device) -> None:
                 )
 
 
-def check_shard(cache: Any, *others: Any) -> None:
+def check_shard(cache: Any, given: Collection[str]) -> None:
     """Raise ValueError for a cache, and for documents that are not given by seq_idx, with shards of sequences."""
     if cache is not None:
         raise ValueError("sequences that are split between processes cannot be streamed; pass no cache")
-    if any(each is not None for each in others):
+    if not {*given} <= {"seq_idx"}:
         raise ValueError(
             "give the documents of sequences that are split between processes by seq_idx, not by cu_seqlens or "
             "position_ids"
@@ -53,46 +55,27 @@ def check_shard(cache: Any, *others: Any) -> None:
 
 
 def document_numbers(
-    batch: int,
-    length: int,
-    *,
-    seq_idx: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    cu_seq_lens_q: Tensor | None = None,
-    cu_seq_lens_k: Tensor | None = None,
-    position_ids: Tensor | None = None,
-    attention_mask: Tensor | None = None,
+    batch: int, length: int, given: Mapping[str, Tensor], attention_mask: Tensor | None = None
 ) -> Tensor | None:
     """The document of each token of packed rows, ``(batch, length)``; None if rows are single texts.
 
-    The first argument that is given counts. Positions separate documents where they do not increase from one real token
-    to the next. They may not begin later than 0, or leave any out: such a row is a shard of a sequence.
-
-    Args:
-        batch: Rows of the batch.
-        length: Tokens per row.
-        seq_idx: ``(batch, length)``.
-        cu_seqlens: ``(documents + 1,)``, for a batch of one row.
-        cu_seq_lens_q: cu_seqlens as transformers' collators name it, for flash attention.
-        cu_seq_lens_k: cu_seqlens of keys, which must be the same.
-        position_ids: ``(batch, length)``.
-        attention_mask: ``(batch, length)``.
-
-    Raises:
-        ValueError: If both seq_idx and cu_seqlens are given, if transformers' boundaries differ from those that count,
-            if boundaries do not fit one row, or if position_ids say that tokens are missing.
+    The first argument that is given counts: seq_idx, then cu_seqlens ``(documents + 1,)``, cu_seq_lens_q and
+    cu_seq_lens_k, as transformers' collators name them, then position_ids. These separate documents where they do not
+    increase from one real token to the next. They may not begin later than 0, or leave any out: such a row is a shard
+    of a sequence. ValueError for that, and for boundaries that differ or do not fit one row.
     """
-    if seq_idx is not None and cu_seqlens is not None:
+    if {"seq_idx", "cu_seqlens"} <= given.keys():
         raise ValueError("give exactly one of seq_idx and cu_seqlens")
-    named = {"cu_seqlens": cu_seqlens, "cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k}
-    numbers = {} if seq_idx is None else {"seq_idx": seq_idx}
-    for name, boundaries in named.items():
-        if boundaries is not None:
+    numbers = {}
+    for name, value in given.items():
+        if name.startswith("cu_"):
             if batch != 1:
                 raise ValueError(f"{name} is for a batch of one packed row, got {batch} rows; give seq_idx instead")
-            numbers[name] = seq_idx_from_cu_seqlens(boundaries.long(), length)
+            numbers[name] = seq_idx_from_cu_seqlens(value.long(), length)
+        elif name == "seq_idx":
+            numbers[name] = value
     if not numbers:
-        return _from_positions(position_ids, attention_mask)
+        return _from_positions(given.get("position_ids"), attention_mask)
     (first, chosen), *others = numbers.items()
     for name, other in others:
         if not torch.equal(document_starts(chosen).cpu(), document_starts(other).cpu()):
@@ -214,3 +197,55 @@ def check_prompts(limit: int | None, generation_config: Any, model_kwargs: Mappi
             f"the cache holds {cache.seen} tokens already, and input and mask have {prompt}; give the whole text "
             "so far and at least one token more"
         )
+
+
+def set_rate(model: Any, config: Any) -> None:
+    """Scale the steps of all parts of a backbone to ``config.rate``. ValueError names a part that counts tokens."""
+    require_rate(f"rate {config.rate:g}", model, config)
+    for part in model.modules():
+        if isinstance(part, Mixer | LagKernel):
+            part.token_time = 1 / config.rate
+
+
+def require_rate(who: str, model: Any, config: Any) -> None:
+    """Raise ValueError, about ``who``, if a part of a backbone counts samples, so that it has one rate."""
+    if config.input_name != "values":
+        raise ValueError(f"{who} needs inputs 'values', as a rate is that of samples, got {config.inputs!r}")
+    stride = model.embed_tokens.stride
+    if model.embed_tokens.timed:
+        raise ValueError(f"{who} is not for a model of samples with times, which tell their rate")
+    if stride != 1:
+        raise ValueError(
+            f"{who} needs a model with a stride of 1: this one reads {stride} samples at once, by filters for the "
+            "rate of training; resample its inputs"
+        )
+    _check_positions(who, config)
+    for name, part in model.named_modules():
+        if isinstance(part, ChunkedAttention) or (isinstance(part, Mixer | LagKernel) and not part.any_rate):
+            raise ValueError(
+                f"{who} needs mixers and kernels in continuous time, such as s4d, dss, s5, lru, cema and ema, but "
+                f"{name} is a {type(part).__name__}, which counts samples; resample its inputs"
+            )
+    if config.wide is not None:
+        raise ValueError(
+            f"{who} is not for a model with a map of convolutions beside its layers, which count samples; resample "
+            "its inputs, or train without the map (task.wide=false)"
+        )
+
+
+def require_times(model: Any, config: Any) -> None:
+    """Raise ValueError if a part of a backbone counts tokens, which then have no times of their own."""
+    _check_positions("tokens with times of their own", config)
+    if config.wide is not None:
+        raise ValueError("tokens with times of their own need a model without a map of convolutions (task.wide=false)")
+    for name, part in model.named_modules():
+        if isinstance(part, ChunkedAttention):
+            kind = type(part).__name__
+            raise ValueError(f"{name} is a {kind}, which counts tokens, but these have times of their own")
+        if isinstance(part, Mixer):
+            part.require_times()
+
+
+def _check_positions(who: str, config: Any) -> None:
+    if (kind := config.position_embedding) != "none":
+        raise ValueError(f"{who} needs position_embedding 'none', as others count samples, got {kind!r}")

@@ -20,29 +20,21 @@ from lagwise.ops import Layout
 from lagwise.tables import build
 
 
-class OffloadProbe:
-    """Test of whether the weights of a module are offloaded, that is, on the meta device.
-
-    A single parameter of a cached part is tested, because a search takes as long as a token through a small layer.
-    """
-
-    def __init__(self, module: nn.Module):
-        self.part = next((part for part in module.modules() if any(True for _ in part.parameters(recurse=False))), None)
-
-    def __bool__(self) -> bool:
-        if self.part is None:
-            return False
-        return any(parameter is not None and parameter.is_meta for parameter in self.part._parameters.values())
+def own_weights(module: nn.Module) -> dict[str, Any]:
+    """The parameters that the first part with any holds directly. They tell whether the weights are offloaded, that is,
+    on the meta device: a search takes as long as a token through a small layer."""
+    return next(
+        (part._parameters for part in module.modules() if any(True for _ in part.parameters(recurse=False))), {}
+    )
 
 
 @contextlib.contextmanager
-def offloaded_weights(module: nn.Module) -> Iterator[None]:
-    """A context in which the offloaded weights of a module and of all its parts are loaded.
-
-    accelerate's hooks load the weights of a module for its own `forward` and leave them on the meta device otherwise. A
-    block also uses its parts by other methods (`step`, `prefill`, `taps`), which hooks do not see.
-    """
-    hooked = [(part, hook) for part in module.modules() for hook in _offload_hooks(part)]
+def _loaded(module: nn.Module) -> Iterator[None]:
+    """A context in which the offloaded weights of a module and of all its parts are loaded: accelerate's hooks load
+    them for `forward` alone, and a block also uses its parts by other methods (`step`, `prefill`, `taps`)."""
+    hooks = ((part, getattr(part, "_hf_hook", None)) for part in module.modules())
+    each_hook = ((part, each) for part, hook in hooks for each in getattr(hook, "hooks", [hook]))
+    hooked = [(part, hook) for part, hook in each_hook if getattr(hook, "offload", False)]
     for part, hook in hooked:
         hook.pre_forward(part)
     try:
@@ -60,11 +52,6 @@ def require_loaded(model: nn.Module, purpose: str) -> None:
         )
 
 
-def _offload_hooks(module: nn.Module) -> list[Any]:
-    hook = getattr(module, "_hf_hook", None)
-    return [each for each in getattr(hook, "hooks", [hook]) if getattr(each, "offload", False)]
-
-
 class LagwiseLayer(GradientCheckpointingLayer):
     """A block and its index in the cache. drop: probability that training skips the block for a sequence."""
 
@@ -73,28 +60,25 @@ class LagwiseLayer(GradientCheckpointingLayer):
         assert config.block is not None
         self.drop = drop
         self.block = build(BLOCKS, config.block, config.hidden_size, what="block", causal=config.causal)
-        self.offloaded = OffloadProbe(self.block)
+        self._weights = own_weights(self.block)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if isinstance(self.block, ChainBlock):  # a chain recomputes its blocks one by one
             return nn.Module.__call__(self, *args, **kwargs)
         return super().__call__(*args, **kwargs)
 
-    def forward(
-        self,
-        x: Tensor,
-        layout: Layout | None = None,
-        cached: StateLayer | None = None,
-    ) -> Tensor:
-        y = run_streamed(self.block, x, layout or Layout(), cached, self.offloaded)
+    def forward(self, x: Tensor, layout: Layout | None = None, cached: StateLayer | None = None) -> Tensor:
+        y = run_streamed(self.block, x, layout or Layout(), cached, self._weights)
         return _some_rows(x, y, self.drop) if cached is None and self.training and self.drop else y
 
 
 def run_streamed(
-    part: StreamModule, x: Tensor, layout: Layout, cached: StateLayer | None, offloaded: OffloadProbe
+    part: StreamModule, x: Tensor, layout: Layout, cached: StateLayer | None, weights: dict[str, Any]
 ) -> Tensor:
-    """The output of a block or mixer for whole sequences, or for the next tokens of those in the cache."""
-    with offloaded_weights(part) if not torch.compiler.is_compiling() and offloaded else contextlib.nullcontext():
+    """The output of a block or mixer for whole sequences, or for the next tokens of those in the cache. weights: those
+    of `own_weights`."""
+    offloaded = not torch.compiler.is_compiling() and any(p is not None and p.is_meta for p in weights.values())
+    with _loaded(part) if offloaded else contextlib.nullcontext():
         if cached is None:
             return part(x, layout=layout)
         state = part.init_state(x.shape[0]) if cached.state is None else cached.state

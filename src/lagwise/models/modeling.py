@@ -28,11 +28,13 @@ from lagwise.models.inputs import (
     check_whole,
     current_mask,
     document_numbers,
+    require_rate,
+    require_times,
+    set_rate,
     token_positions,
 )
-from lagwise.models.layer import LagwiseLayer, OffloadProbe, run_streamed
+from lagwise.models.layer import LagwiseLayer, own_weights, run_streamed
 from lagwise.models.ngrams import ContextEmbedding, MatchEmbedding, NgramEmbedding, embed_context, no_context
-from lagwise.models.rates import require_rate, require_times, set_rate
 from lagwise.models.remote_code import LoadedSafely
 from lagwise.models.sharded import require_shards, require_whole_layers
 from lagwise.ops import Layout
@@ -45,6 +47,7 @@ from lagwise.tables import build, known
 IGNORED = ("cache_position", "num_items_in_batch", "logits_to_keep")
 IGNORED += ("max_length_q", "max_length_k")  # implied by cu_seq_lens
 IGNORED += ("tokenizer", "assistant_tokenizer")  # `generate` passes on the arguments of its stopping criteria
+_BOUNDARIES = ("cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k")  # names of the boundaries of documents
 _FINAL_NORMS: dict[str, type[nn.Module]] = {**NORMS, "timestep": TimestepNorm}
 _numbers = itertools.count()
 
@@ -83,9 +86,7 @@ class LagwisePreTrainedModel(LoadedSafely, PreTrainedModel):
         """
         if group is not None:
             require_shards(self)
-        for part in self.modules():
-            if isinstance(part, LagwiseModel):
-                part._sequence_group = group
+        self.base_model._sequence_group = group
 
     def post_init(self) -> None:
         """Collect what the parts keep in float32, as transformers does for models that contain models."""
@@ -201,7 +202,7 @@ class LagwiseModel(LagwisePreTrainedModel):
         )
         norm = {"name": config.norm} if isinstance(config.norm, str) else config.norm
         self.norm: nn.Module = build(_FINAL_NORMS, norm, config.hidden_size, what="norm", causal=config.causal)
-        self._norm_offloaded = OffloadProbe(self.norm)
+        self._norm_weights = own_weights(self.norm)
         self.gradient_checkpointing = False
         self._sequence_group: Any = None
         self._number = _Number()
@@ -250,9 +251,6 @@ class LagwiseModel(LagwisePreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         seq_idx: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        cu_seq_lens_q: Tensor | None = None,
-        cu_seq_lens_k: Tensor | None = None,
         position_ids: Tensor | None = None,
         token_time: Tensor | None = None,
         *,
@@ -260,6 +258,7 @@ class LagwiseModel(LagwisePreTrainedModel):
         **kwargs: Any,
     ) -> LagwiseModelOutput:
         cache = either(cache, past_key_values)
+        boundaries = {name: kwargs.pop(name, None) for name in _BOUNDARIES}
         for name in kwargs:
             known(name, IGNORED, "argument of forward")
         if not traced():
@@ -271,11 +270,13 @@ class LagwiseModel(LagwisePreTrainedModel):
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         group = self._sequence_group
+        documents = {"seq_idx": seq_idx, **boundaries, "position_ids": position_ids}
+        given = {name: value for name, value in documents.items() if value is not None}
         if group is not None:
-            check_shard(cache, cu_seqlens, cu_seq_lens_q, cu_seq_lens_k, position_ids)
+            check_shard(cache, given)
             use_cache = False
         inputs = {"input_ids": input_ids, "input_values": input_values, "pixel_values": pixel_values}
-        h, grid = self._embed(inputs_embeds, attention_mask, inputs)
+        h, grid = self._embed({**inputs, "inputs_embeds": inputs_embeds}, attention_mask)
         check_precision(self, h.device)
         batch, length, _ = h.shape
         if token_time is not None and token_time.shape[1:] == (1,) and length > 1:
@@ -284,16 +285,9 @@ class LagwiseModel(LagwisePreTrainedModel):
             require_times(self, self.config)
         elif token_time is None and self._timed and input_values is not None:
             token_time = self.embed_tokens.token_time(input_values)
-        seq_idx = document_numbers(
-            batch,
-            length,
-            seq_idx=seq_idx,
-            cu_seqlens=cu_seqlens,
-            cu_seq_lens_q=cu_seq_lens_q,
-            cu_seq_lens_k=cu_seq_lens_k,
-            position_ids=position_ids if cache is None else None,
-            attention_mask=attention_mask,
-        )
+        if cache is not None:
+            given.pop("position_ids", None)
+        seq_idx = document_numbers(batch, length, given, attention_mask)
         if self._by_row and seq_idx is not None:
             raise ValueError("inputs by_row needs one series in each row, got packed rows (seq_idx, cu_seqlens)")
         cache = self._cache(cache, use_cache, batch, seq_idx)
@@ -404,7 +398,7 @@ class LagwiseModel(LagwisePreTrainedModel):
             h = layer(h, layout, None if cache is None else cache.layers[i])
         if isinstance(self.norm, Mixer):
             cached: Any = None if cache is None else cache.layers[-1]
-            states.append(run_streamed(self.norm, h, layout, cached, self._norm_offloaded))
+            states.append(run_streamed(self.norm, h, layout, cached, self._norm_weights))
         else:
             states.append(normed(self.norm, h, layout.mask))
         if positions is None:
@@ -412,30 +406,25 @@ class LagwiseModel(LagwisePreTrainedModel):
         apart = [h.new_zeros(batch * length, channels).index_copy(0, positions, h[0]) for h in states]
         return [h.unflatten(0, (batch, length)) for h in apart]
 
-    def _embed(
-        self, embeds: Tensor | None, mask: Tensor | None, inputs: dict[str, Tensor | None]
-    ) -> tuple[Tensor, tuple[int, int] | None]:
+    def _embed(self, inputs: dict[str, Tensor | None], mask: Tensor | None) -> tuple[Tensor, tuple[int, int] | None]:
         """Return one vector for each token ``(batch, length, hidden_size)``, and the grid for images."""
-        expected = self.input_type.argument
-        names = [name for name, value in inputs.items() if value is not None]
-        if (names or ["inputs_embeds"]) != ([expected] if embeds is None else ["inputs_embeds"]):
-            got = [*names, *(["inputs_embeds"] if embeds is not None else [])]
-            raise ValueError(f"give exactly one of {expected} and inputs_embeds, got {' and '.join(got) or 'none'}")
-        if embeds is not None:
+        expected, given = self.input_type.argument, [name for name, value in inputs.items() if value is not None]
+        if given not in ([expected], ["inputs_embeds"]):
+            raise ValueError(f"give exactly one of {expected} and inputs_embeds, got {' and '.join(given) or 'none'}")
+        x: Any = inputs[given[0]]
+        if given == ["inputs_embeds"]:
             if self.context_embeddings:
                 raise ValueError(
                     "n-grams and matches of tokens need input_ids (ngram_sizes, match_sizes), not inputs_embeds"
                 )
-            if embeds.dim() != 3 or embeds.shape[2] != self.config.hidden_size:
+            if x.dim() != 3 or x.shape[2] != self.config.hidden_size:
                 raise ValueError(
-                    f"inputs_embeds must be (batch, length, {self.config.hidden_size}), got {tuple(embeds.shape)}"
+                    f"inputs_embeds must be (batch, length, {self.config.hidden_size}), got {tuple(x.shape)}"
                 )
-            check_finite("inputs_embeds", embeds)
-            return embeds, None
-        x = inputs[expected]
-        assert x is not None
-        # Adapters may replace the embedding of tokens by a module that has only its weight.
-        self.input_type.check(x, self.config.vocab_size if expected == "input_ids" else self.embed_tokens)
+            check_finite("inputs_embeds", x)
+            return x, None
+        # Not of the embedding, which adapters may replace by a module that has only its weight.
+        self.input_type.check(x, self.config)
         h = self._scaled(self.embed_tokens(x, mask) if self._by_row else self.embed_tokens(x))
         return h, self.embed_tokens.grid(x) if expected == "pixel_values" else None
 

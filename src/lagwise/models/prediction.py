@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from transformers.utils.generic import ModelOutput, can_return_tuple
 
 from lagwise.models.configuration import LagwiseConfig
-from lagwise.models.heads import Head
-from lagwise.models.pooling import pool, pooled_size
+from lagwise.models.heads import Head, pool, pooled_size
 from lagwise.tables import check_integer
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from operator import index
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 
 import torch
 from torch import Tensor
 
 from lagwise.models.cache import StreamingCache
 from lagwise.models.causal_lm import LagwiseForCausalLM
-from lagwise.models.inputs import check_vocabulary
+from lagwise.models.embeddings import TokenInput
 from lagwise.models.layer import require_loaded
 from lagwise.ops.constants import moved
 from lagwise.tables import check_integer
@@ -64,7 +64,8 @@ class StreamingSession:
         self._require_evaluation()
         self._seen: dict[int, int] = {}  # number of tokens of each sequence, in the order of rows
         self._next = 0
-        self._logits = torch.zeros(0, model.config.vocab_size, dtype=model.dtype, device=model.device)
+        #: logits of each sequence's next token, ``(len(session), vocab_size)``; do not modify them
+        self.logits = torch.zeros(0, model.config.vocab_size, dtype=model.dtype, device=model.device)
         # The batch, then sequences that will be joined to it all at once.
         self._caches: list[StreamingCache] = []
 
@@ -72,11 +73,6 @@ class StreamingSession:
     def handles(self) -> tuple[int, ...]:
         """The live sequences, in the order of the rows of `logits`. Handles are never reused."""
         return tuple(self._seen)
-
-    @property
-    def logits(self) -> Tensor:
-        """Logits of each sequence's next token, ``(len(session), vocab_size)``. Do not modify them."""
-        return self._logits
 
     def __len__(self) -> int:
         """The number of live sequences."""
@@ -86,7 +82,6 @@ class StreamingSession:
         """Whether a sequence is live."""
         return handle in self._seen
 
-    @torch.inference_mode()
     def add(self, input_ids: Tensor | Sequence[int]) -> int:
         """Process a prompt ``(length,)`` and add it to the batch as the last row. Returns its handle.
 
@@ -101,8 +96,11 @@ class StreamingSession:
         """`add` in parts, for a server that steps other sequences in between: call `advance` on the result until it has
         no tokens left, then `join`. ValueError as for `add`."""
         self._require_evaluation()
-        ids = self._checked(input_ids).to(self.model.device)
-        return Prompt(ids, self.model.model.new_cache())
+        ids, limit = torch.as_tensor(input_ids, device="cpu"), self.model.length_limit
+        TokenInput.check(ids[None], self.model.config)
+        if limit is not None and len(ids) > limit:
+            raise ValueError(f"this model takes at most {limit} tokens, the prompt has {len(ids)}")
+        return Prompt(ids.long().to(self.model.device), self.model.model.new_cache())
 
     @torch.inference_mode()
     def advance(self, prompt: Prompt) -> None:
@@ -121,7 +119,7 @@ class StreamingSession:
         """
         if prompt.left or prompt.logits is None:
             raise ValueError(f"the prompt has {prompt.left} tokens that have not been processed; advance it")
-        self._logits = torch.cat([self._logits, prompt.logits])
+        self.logits = torch.cat([self.logits, prompt.logits])
         self._caches.append(prompt.cache)
         handle, self._next = self._next, self._next + 1
         self._seen[handle] = len(prompt.ids)
@@ -136,26 +134,25 @@ class StreamingSession:
         """
         self._require_evaluation()
         self._require_live(tokens)
-        missing = [handle for handle in self._seen if handle not in tokens]
-        if missing:
+        limit, vocabulary = self.model.length_limit, self.model.config.vocab_size
+        if missing := self._seen.keys() - tokens.keys():
             raise ValueError(
-                f"tokens must have one for every live sequence, as all step together; {_handle_names(missing)} has none"
+                f"tokens must have one for every live sequence, as all step together; {_names(missing)} has none"
             )
-        limit = self.model.length_limit
-        full = [handle for handle, seen in self._seen.items() if seen == limit]
-        if full:
-            raise ValueError(f"{_handle_names(full)} has as many tokens as this model takes, {limit}; drop it")
-        ids = [self._token(handle, tokens[handle]) for handle in self._seen]
-        if ids:
+        if full := [handle for handle, seen in self._seen.items() if seen == limit]:
+            raise ValueError(f"{_names(full)} has as many tokens as this model takes, {limit}; drop it")
+        for handle, token in tokens.items():
+            if not isinstance(token, Integral) or not 0 <= token < vocabulary:
+                raise ValueError(f"the token of sequence {handle} must be in [0, {vocabulary}), got {token!r}")
+        if self._seen:
             cache = self._joined()
             if cache.stream is None:  # compiled code does not fail half-way
                 cache = cache.copy()  # dropped if this fails
-            self._logits = self.model.next_logits(
-                moved(torch.tensor(ids, device="cpu"), self.model.device)[:, None], cache
-            )
+            ids = torch.tensor([int(tokens[handle]) for handle in self._seen], device="cpu")
+            self.logits = self.model.next_logits(moved(ids, self.model.device)[:, None], cache)
             self._caches = [cache]
             self._seen = {handle: seen + 1 for handle, seen in self._seen.items()}
-        return self._logits
+        return self.logits
 
     @torch.inference_mode()
     def drop(self, *handles: int) -> None:
@@ -164,16 +161,11 @@ class StreamingSession:
         remaining = [row for row, handle in enumerate(self._seen) if handle not in handles]
         if len(remaining) == len(self._seen):
             return
-        caches = []
-        if remaining:
-            rows = torch.tensor(remaining, device=self._logits.device)
-            cache = self._joined()
-            caches = [cache if cache.stream is not None else cache.copy()]  # as in `step`
-            caches[0].batch_select_indices(rows)
-            self._logits = self._logits[rows]
-        else:
-            self._logits = self._logits[:0].clone()
-        self._caches = caches
+        caches = [self._joined().copy()] if remaining else []
+        rows = torch.tensor(remaining, dtype=torch.long, device=self.logits.device)
+        for cache in caches:
+            cache.batch_select_indices(rows)
+        self.logits, self._caches = self.logits[rows], caches
         self._seen = {handle: seen for handle, seen in self._seen.items() if handle not in handles}
 
     def _joined(self) -> StreamingCache:
@@ -181,44 +173,16 @@ class StreamingSession:
             self._caches = [StreamingCache.join(self._caches)]
         return self._caches[0]
 
-    def _checked(self, input_ids: Tensor | Sequence[int]) -> Tensor:
-        try:
-            ids = torch.as_tensor(input_ids)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(f"input_ids must be integers, got {input_ids!r:.80}") from error
-        if ids.dim() != 1 or ids.numel() == 0:
-            raise ValueError(
-                f"input_ids must be (length >= 1,), got {tuple(ids.shape)}; begin an empty prompt with the "
-                "end-of-text token"
-            )
-        if ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex():
-            raise ValueError(f"input_ids must be integers, got {ids.dtype}")
-        check_vocabulary(ids, self.model.config.vocab_size)
-        limit = self.model.length_limit
-        if limit is not None and len(ids) > limit:
-            raise ValueError(f"this model takes at most {limit} tokens, the prompt has {len(ids)}")
-        return ids.long()
-
-    def _token(self, handle: int, token: int) -> int:
-        vocabulary = self.model.config.vocab_size
-        try:
-            number = index(token)
-        except TypeError:
-            number = -1
-        if not 0 <= number < vocabulary:
-            raise ValueError(f"the token of sequence {handle} must be in [0, {vocabulary}), got {token!r}")
-        return number
-
-    def _require_live(self, handles: Mapping[int, int] | Sequence[int]) -> None:
-        unknown = [handle for handle in handles if handle not in self._seen]
-        if unknown:
-            raise ValueError(f"{_handle_names(unknown)} is not in this session: dropped already, or never added")
+    def _require_live(self, handles: Iterable[int]) -> None:
+        if unknown := [handle for handle in handles if handle not in self._seen]:
+            raise ValueError(f"{_names(unknown)} is not in this session: dropped already, or never added")
 
     def _require_evaluation(self) -> None:
         if self.model.training:
             raise ValueError("the model is in training mode; call model.eval() first")
 
 
-def _handle_names(handles: Sequence[int]) -> str:
+def _names(handles: Iterable[int]) -> str:
     """The first of these handles, for messages."""
-    return f"sequence {handles[0]!r}" + (f" (and {len(handles) - 1} more)" if len(handles) > 1 else "")
+    first, *others = sorted(handles)
+    return f"sequence {first!r}" + (f" (and {len(others)} more)" if others else "")

@@ -243,7 +243,7 @@ class LagwiseForSignalRegression(Head):
         inputs: Any = self.model.embed_tokens
         missing = inputs.values(input_values).isnan()
         times, values = input_values[..., : inputs.timed], inputs.values(input_values).masked_fill(missing, 0)
-        inputs.check(torch.cat([times, values], -1), inputs)
+        inputs.check(torch.cat([times, values], -1), self.config)
         z = inputs.standardized(input_values).masked_fill(missing, 0)
         if attention_mask is not None:
             z = z.masked_fill(~attention_mask.bool().repeat_interleave(inputs.stride, 1)[..., None], 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from lagwise.files import one_line
 from lagwise.mixers import Mixer
 from lagwise.mixers.derived import frozen
-from lagwise.mixers.state import eager_state, fixed_start, fixed_state, named_tensors, rebuilt, select_rows
+from lagwise.mixers.state import eager_state, fixed_start, fixed_state, named_tensors, rebuilt
 from lagwise.models.cache import StreamingCache
 from lagwise.models.heads import VocabularyHead
 from lagwise.models.inputs import check_vocabulary
@@ -132,14 +131,8 @@ class StreamingStep(nn.Module):
 
 
 class InPlaceStep:
-    """A language model's step on fixed tensors, which it changes in place. It runs eagerly; `CompiledStep` and
-    `GraphStep` run it as compiled code and as a CUDA graph.
-
-    Args:
-        model: The language model.
-        batch_size: Rows of the batch, or None for any number.
-        step: The model's `StreamingStep`, online.
-    """
+    """A language model's online step on fixed tensors, which it changes in place. It runs eagerly; `CompiledStep` and
+    `GraphStep` run it as compiled code and as a CUDA graph. batch_size: rows of the batch, or None for any number."""
 
     def __init__(self, model: VocabularyHead, batch_size: int | None, step: StreamingStep):
         self.batch_size, self.device = batch_size, model.device
@@ -150,13 +143,10 @@ class InPlaceStep:
         step = InPlace(self.step)
         return lambda tokens: step(tokens, *state)
 
-    def fits(self, model: VocabularyHead, step: StreamingStep) -> bool:
-        """Whether this form can run the step of a model that has changed."""
+    def use(self, model: VocabularyHead, step: StreamingStep) -> bool:
+        """Take the weights of a step. Returns whether this form can run it, which a changed model may prevent."""
+        self.step, self._weights = step, _versions(model)
         return True
-
-    def use(self, model: VocabularyHead, step: StreamingStep) -> None:
-        """Take the weights of a step."""
-        self.step, self._weights, self._vocabulary = step, _versions(model), model.config.vocab_size
 
     def answer(self, model: VocabularyHead, inputs: Mapping[str, Any]) -> Tensor | None:
         """Logits ``(batch, 1, vocab_size)`` for arguments of the model's forward, or None if `follow` returns None."""
@@ -183,14 +173,11 @@ class InPlaceStep:
             return None
         stream = cache.stream
         if stream is None or stream.owner is not self:
-            if self._weights != _versions(model):
-                step = StreamingStep(model, online=True)
-                if not self.fits(model, step):
-                    return None
-                self.use(model, step)
+            if self._weights != _versions(model) and not self.use(model, StreamingStep(model, online=True)):
+                return None
             stream = InPlaceStream(self, cache)
         if ids.device.type == "cpu":  # on other devices the host would wait for the values
-            check_vocabulary(ids, self._vocabulary)
+            check_vocabulary(ids, model.config.vocab_size)
         return stream.step(ids[:, 0].long().contiguous())  # dtype and layout of the example inputs
 
 
@@ -199,12 +186,12 @@ class InPlaceStream:
 
     def __init__(self, owner: InPlaceStep, cache: StreamingCache):
         self.owner, self.cache, self.step_of = owner, cache, owner.step
-        state, self.followers = self._take(cache)
-        self._use(list(state.values()))
+        with torch.inference_mode(False):  # the tensors outlive the present inference mode
+            state, self.followers = self.step_of.take(cache)
+        self.state = list(state.values())
+        assert all(tensor.is_contiguous() for tensor in self.state)
+        self.run = owner.runner(self.state)
         cache.carry_on(self)
-
-    def _use(self, state: list[Tensor]) -> None:
-        self.state, self.run = state, self.owner.runner(state)
 
     def step(self, token: Tensor) -> Tensor:
         """Return the logits after one more token per row."""
@@ -213,36 +200,6 @@ class InPlaceStream:
         for follower in self.followers:
             follower.advance()
         return logits
-
-    def select_rows(self, rows: Tensor) -> bool:
-        """Keep these rows. Returns False if that needs `stop` and the cache's own states."""
-        if self.followers or self.owner.batch_size is not None:
-            return False
-        with torch.inference_mode(False), torch.no_grad():
-            self._use([select_rows(tensor, rows).contiguous() for tensor in self.state])
-        return True
-
-    def join(self, before: Sequence[StreamingCache], after: Sequence[StreamingCache], cache: StreamingCache) -> bool:
-        """Join the rows of other caches before and after this one's, as the state of a new cache.
-
-        The old caches stay valid. Returns False if the join needs the caches' own states.
-        """
-        if self.followers or self.owner.batch_size is not None:
-            return False
-        states = [[*self._take(each)[0].values()] for each in (*before, *after)]
-        states.insert(len(before), self.state)
-        stream = copy.copy(self)
-        with torch.inference_mode(False), torch.no_grad():
-            stream._use([torch.cat(each) for each in zip(*states, strict=True)])
-        stream.cache = cache
-        cache.carry_on(stream)
-        return True
-
-    def _take(self, cache: StreamingCache) -> tuple[dict[str, Tensor], list[OnlineFollower]]:
-        with torch.inference_mode(False):  # the tensors outlive the present inference mode
-            state, followers = self.step_of.take(cache)
-        assert all(tensor.is_contiguous() for tensor in state.values())
-        return state, followers
 
     def stop(self) -> None:
         """Write the states back into the cache."""

@@ -111,6 +111,11 @@ def device_check(holds: Callable[[], Tensor], message: str) -> None:
         torch._assert_async(holds(), message)
 
 
+def surely(holds: Callable[[], Any]) -> bool:
+    """Whether a condition on the values of tensors holds: false wherever nothing may depend on values (`traced`)."""
+    return not traced() and bool(holds())
+
+
 def intercepted() -> bool:
     """Whether hooks of all modules, or a function mode other than a default device, may change what functions do."""
     if torch.nn.modules.module._has_any_global_hook():

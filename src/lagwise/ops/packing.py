@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lagwise.ops.grouping import similar_lengths
 from lagwise.ops.host import note_host_copy, on_device, on_host
-from lagwise.ops.operation import Engine, Values, device_check, operation, traced, with_open_sizes
+from lagwise.ops.operation import Engine, Values, device_check, operation, surely, traced, with_open_sizes
 
 # Gather real tokens into one row if they are at most this share of a padded batch: the time that layers save on padding
 # then exceeds that of gathering (measured with 4 layers of 64 channels; up to 0.95 the two are about equal).
@@ -130,13 +130,13 @@ class Layout:
 
     @_once
     def padded_before(self) -> bool:
-        """Whether a row starts with padding."""
-        return self.mask is not None and not bool(_mask(self.host)[:, 0].all())
+        """Whether a row starts with padding, or may do so, where nothing may depend on values."""
+        return self.mask is not None and not surely(lambda: _mask(self.host)[:, 0].all())
 
     @_once
     def padded_after(self) -> bool:
-        """Whether a row ends with padding."""
-        return self.mask is not None and not bool(_mask(self.host)[:, -1].all())
+        """Whether a row ends with padding, or may do so, where nothing may depend on values."""
+        return self.mask is not None and not surely(lambda: _mask(self.host)[:, -1].all())
 
     @_once
     def has_holes(self) -> bool:
@@ -147,7 +147,7 @@ class Layout:
         """The layout of the tokens of these rows ``(n, 1)`` at these positions ``(n, length)``."""
         mask, seq_idx, time = self.mask, self.seq_idx, self.token_time
         mask = None if mask is None else mask[rows, order]
-        mask = mask if mask is None or traced() else _unless_full(mask)
+        mask = None if mask is None else _unless_full(mask)
         seq_idx = None if seq_idx is None else document_numbers(seq_idx)[rows, order]
         if time is not None:
             time = time[rows[:, 0]] if self.by_row else time[rows, order]
@@ -161,10 +161,12 @@ class Layout:
 
     @_once
     def extents(self) -> tuple[Tensor, Tensor, int]:
-        """`row_extents` of the mask, and the largest of these lengths."""
-        extents = row_extents(_mask(self.host))
+        """`row_extents` of the mask, and the largest of these lengths, or that of rows, where nothing may depend on
+        values."""
+        mask = _mask(self.host)
+        extents = row_extents(mask)
         first, lengths = self._here(*extents)
-        return first, lengths, int(extents[1].max())
+        return first, lengths, mask.shape[1] if traced() else int(extents[1].max())
 
     @_once
     def buckets(self) -> tuple[Bucket, ...]:
@@ -479,4 +481,4 @@ def _mask(layout: Layout) -> Tensor:
 
 def _unless_full(mask: Tensor) -> Tensor | None:
     """The mask, or None if nothing is padding."""
-    return None if mask.all() else mask
+    return None if surely(mask.all) else mask

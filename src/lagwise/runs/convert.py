@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from lagwise.data.tokens import copy_tokenizer
 from lagwise.files import RECIPE_FILE, RUN_FILE, TOKENIZER, beside, is_unused, saved_whole, write_json
 from lagwise.models import LagwiseForCausalLM, recurrent_form
-from lagwise.models.conversion import CONVERSION_FILE, outlook
+from lagwise.models.conversion import CONVERSION_FILE
 from lagwise.models.loading import default_device, load_model, quiet, save_tokenizer
 from lagwise.ops import Reduction
 from lagwise.training import load_run
@@ -29,15 +29,14 @@ def convert_run(
     lags: int = 4096,
     max_order: int | None = None,
     progress: bool = True,
-    report: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Write a run's model with its kernels as state spaces (`recurrent_form`) to ``out``, by default ``RUN-recurrent``.
 
     The result, also in ``out/conversion.json``: by layer, taps, the smallest, median and largest order, the largest
     bound and error of a channel relative to its gain; tokens a second of both models after a prompt of the trained
-    length. The folder evaluates, generates or streams like any run. Speed is measured of language models only. report:
-    called before the work with a line on when it pays. ValueError as `recurrent_form`, before anything is written;
-    FileExistsError if ``out`` holds anything but an earlier conversion.
+    length. The folder evaluates, generates or streams like any run. Speed is measured of language models only.
+    ValueError as `recurrent_form`, before anything is written; FileExistsError if ``out`` holds anything but an earlier
+    conversion.
     """
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance must be in (0, 1), got {tolerance}")
@@ -46,8 +45,6 @@ def convert_run(
         raise FileExistsError(f"{str(out)!r} exists and is not an earlier conversion; choose another `out`")
     model, tokenizer = load_model(run)
     language = isinstance(model, LagwiseForCausalLM)
-    if report is not None:
-        report(outlook(model))
     converted, reductions = recurrent_form(model, tolerance, lags=lags, max_order=max_order, progress=progress)
     result: dict[str, Any] = {
         "run": str(run),

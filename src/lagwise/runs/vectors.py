@@ -16,8 +16,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lagwise.data.batches import PaddingCollator, like_lengths
 from lagwise.models.generation import encoded_chunks
+from lagwise.models.heads import pool
 from lagwise.models.modeling import LagwiseModel
-from lagwise.models.pooling import pool
 from lagwise.tables import LARGEST_OPTION, check_integer, known
 
 _TOGETHER = 1 << 14  # maximum tokens, padding included, in one forward pass, except for one window

@@ -10,7 +10,7 @@ import signal
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from lagwise.data import open_source
 from lagwise.data.tokenizers import encode_texts, spellings
 from lagwise.files import RECIPE_FILE, file_digest, lock, one_line, saved_whole
-from lagwise.models.carried import CarriedStates
+from lagwise.models.cache import CarriedStates
 from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.loading import load_model
 from lagwise.models.signal_regression import LagwiseForSignalRegression
@@ -348,15 +348,6 @@ class _Stop:
         if self.waiting or again:
             raise Stopped(number)
 
-    @contextmanager
-    def handling(self) -> Iterator[None]:
-        before = {number: signal.signal(number, self) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
     def wait(self, call: Callable[[], Any]) -> Any:
         """Call what waits. A signal that has come before it ends it too."""
         self.waiting = True
@@ -393,11 +384,15 @@ def watch_run(
             state.parent.mkdir(parents=True, exist_ok=True)
             stack.enter_context(lock(Path(f"{state}.lock")))
             stack.callback(watch.save, state)
-        stack.enter_context(stop.handling())
+        for number in (signal.SIGINT, signal.SIGTERM):
+            stack.callback(signal.signal, number, signal.signal(number, stop))
         saved = time.monotonic()
         if isinstance(source, int):
             watch.position = {}
-        for lines in cut(_read(source, stop) if isinstance(source, int) else _follow(source, watch.position, stop)):
+            chunks = iter(lambda: stop.wait(lambda: os.read(source, _READ)), b"")
+        else:
+            chunks = _follow(source, watch.position, stop)
+        for lines in cut(chunks):
             for number, line in enumerate(lines, watch.lines + 1):
                 if line.size > LONGEST:
                     report(f"line {number} has {line.size:,} bytes, of which the first {LONGEST:,} are scored")
@@ -411,12 +406,6 @@ def watch_run(
                     watch.save(state)
                 except OSError as error:
                     report(f"{one_line(error)}; the state before stays")
-
-
-def _read(descriptor: int, stop: _Stop) -> Iterator[bytes]:
-    """Yield the bytes of a pipe or terminal as they come."""
-    while data := stop.wait(lambda: os.read(descriptor, _READ)):
-        yield data
 
 
 def _follow(path: Path, position: dict[str, int], stop: _Stop) -> Iterator[bytes]:
@@ -446,9 +435,9 @@ def _follow(path: Path, position: dict[str, int], stop: _Stop) -> Iterator[bytes
 
 def written(rows: Iterable[Mapping[str, Any]]) -> str:
     """Return lines for people: the score, threshold, ALARM where it is exceeded, and the text."""
-    figures = "{score:9.3f} {threshold:9.3f} {mark:5} {text}\n"
-    scores = (_Text.score, _Samples.score)
-    return "".join(
-        figures.format(**row, score=next(row[name] for name in scores if name in row), mark="ALARM" * row["alarm"])
-        for row in rows
-    )
+    lines = []
+    for row in rows:
+        score = row[_Text.score if _Text.score in row else _Samples.score]
+        mark = "ALARM" if row["alarm"] else ""
+        lines.append(f"{score:9.3f} {row['threshold']:9.3f} {mark:5} {row['text']}\n")
+    return "".join(lines)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.evaluation.perplexity import Score, finite, windows
-from lagwise.models.carried import CarriedStates
+from lagwise.models.cache import CarriedStates
 from lagwise.training.optimizer import AdamW, sparse_tables
 from lagwise.training.recipe import TrainingOptions
 

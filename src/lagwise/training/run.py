@@ -23,7 +23,6 @@ from lagwise.files import (
     write_json,
 )
 from lagwise.models.loading import load_model_weights, quiet
-from lagwise.models.sharded import is_sharded, whole_state
 from lagwise.tasks import Task, TaskData
 from lagwise.tasks.labelled import constant_note
 from lagwise.training.first_answer import (
@@ -51,9 +50,8 @@ from lagwise.training.folder import (
     rewind_metrics,
     step_of,
 )
-from lagwise.training.hardware import describe
+from lagwise.training.machine import describe, of_first_process, processes
 from lagwise.training.model import own_fields, with_start
-from lagwise.training.processes import of_first_process, processes
 from lagwise.training.recipe import Recipe, rooted
 from lagwise.training.setup import make_trainer, needs_first_answer, open_data, planned
 from lagwise.training.trainer import BEST, LagwiseTrainer, saved_when_stopped
@@ -193,17 +191,13 @@ def finish(trainer: LagwiseTrainer, recipe: Recipe, data: TaskData, out: Path, p
     compare = recipe.training.first_answer == "compare"
     model: Any = trainer.accelerator.unwrap_model(trainer.model)
     model.split_sequences(None)
-    state = whole_state(model) if is_sharded(model) else None
     if trainer.is_world_process_zero():
         with quiet(), saved_whole(out, "the model", last="config.json") as partial:
-            model.save_pretrained(partial, state_dict=state)
+            model.save_pretrained(partial)
             if trainer.best.keep and not trainer.best.take(partial):
                 warnings.warn(f"{str(out / BEST)!r} is missing: the run ends with its last model", stacklevel=2)
             if data.calibrates or read_first_answer(out) is not None:
-                if is_sharded(model):  # one process has only its part
-                    model = data.task.head.from_pretrained(partial).to(model.device)
-                else:
-                    load_model_weights(model, partial)
+                load_model_weights(model, partial)
                 chosen = choose_model(model, trainer, data, out, compare=compare, progress=progress)
                 if chosen is None:
                     take_first(out, partial)

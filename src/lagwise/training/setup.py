@@ -29,21 +29,27 @@ from lagwise.process import group_size
 from lagwise.tables import known, refuse
 from lagwise.tasks import LanguageModelling, Task, TaskData
 from lagwise.tasks.language_modelling import RunningText
-from lagwise.training.compilation import check_compiled, chosen_compilation, compile_model
 from lagwise.training.first_answer import require_linear
 from lagwise.training.folder import make_task
-from lagwise.training.hardware import bfloat16_is_fast
+from lagwise.training.machine import (
+    Sharing,
+    bfloat16_is_fast,
+    check_compiled,
+    chosen_compilation,
+    compile_model,
+    of_first_process,
+    processes,
+    shared_rows,
+)
 from lagwise.training.model import build_model, check_model, config_for_data
 from lagwise.training.optimizer import make_optimizer
-from lagwise.training.processes import SharedRows, Sharing, of_first_process, processes
 from lagwise.training.recipe import MAX_STEPS, Recipe, TrainingOptions
-from lagwise.training.sharding import shard
 from lagwise.training.trainer import BestModel, LagwiseTrainer, Progress
 
 _SLOW_STEPS, _TIMED_STEPS = 3, 9  # the first fill memory and caches
 _EVALUATIONS = 5
-_BYTE_PAIRS = {"tokenizer": "bpe", "vocab_size": 4096}
-_MIN_TOKENS_READ, _MIN_TEXT_BYTES = 2_000_000, 8_000_000
+_VOCABULARIES = {4096: 5_000_000, 1024: 1_600_000}  # of a BPE: bytes that a training reads at least, read as bytes
+_MIN_TEXT_BYTES = 8_000_000
 
 
 def check_recipe(recipe: Recipe) -> Task:
@@ -63,8 +69,6 @@ def check_recipe(recipe: Recipe) -> Task:
     check_compiled(options)
     reporters(options.report_to)
     refuse(
-        (options.shard and options.optimizer != "adamw", f"`shard` needs `optimizer=adamw`, got {options.optimizer!r}"),
-        (options.shard and first != "none", f"`shard` needs `first_answer=none`, got {first!r}"),
         (
             options.precision == "float16" and no_gpu,
             "`precision=float16` needs an NVIDIA GPU, and none was found; leave it out, or take bfloat16",
@@ -136,8 +140,8 @@ def open_data(task: Task, progress: bool) -> TaskData:
 
 
 def completed(recipe: Recipe, data: TaskData) -> tuple[Recipe, TaskData]:
-    """Fill in the values of a recipe that task and data determine, its source, its task's options and the number of
-    steps; and return the data of the completed task."""
+    """Fill in the values of a recipe that task and data determine: its task's options and the number of steps; and
+    return the data of the completed task."""
     options = recipe.training
     if options.epochs is not None:
         epoch = data.sizes(options.batch_size).steps_per_epoch
@@ -158,10 +162,9 @@ def completed(recipe: Recipe, data: TaskData) -> tuple[Recipe, TaskData]:
 def planned(recipe: Recipe, progress: bool) -> tuple[Recipe, TaskData]:
     """Open the data of a recipe, and fill in what they, this machine and its minutes determine.
 
-    A language model whose tokenizer is `AUTO` reads bytes, or a BPE of 4,096 tokens of the text if the training reads
-    at least two million bytes of a text of at least eight million: what is best at equal minutes on one thread
-    (benchmarks/vocabularies.py). A short training sees too little of each token of a BPE, and so does any of a short
-    text.
+    A language model whose tokenizer is `AUTO` reads bytes, or a BPE of a text of at least eight million bytes, with the
+    most tokens that the training is long enough for (`_VOCABULARIES`): what is best at equal minutes on one thread
+    (benchmarks/vocabularies.py). A short training sees too little of each token, and so does any of a short text.
 
     ValueError if the recipe, the data and this machine do not fit together, or the minutes are too few.
     """
@@ -174,19 +177,17 @@ def planned(recipe: Recipe, progress: bool) -> tuple[Recipe, TaskData]:
     if is_open and isinstance(data.task, LanguageModelling):
         text_data: Any = data
         read = options.steps * options.batch_size * data.sizes(options.batch_size).tokens
-        if read >= _MIN_TOKENS_READ and len(text_data.text.splits["train"]) >= _MIN_TEXT_BYTES:
+        size = next((size for size, least in _VOCABULARIES.items() if read >= least), None)
+        if size is not None and len(text_data.text.splits["train"]) >= _MIN_TEXT_BYTES:
             if progress:
-                print("a training of this length reads a BPE of 4,096 tokens", file=sys.stderr)
-            return planned(replace(recipe, data=replace(recipe.data, **_BYTE_PAIRS)), progress)
+                print(f"a training of this length reads a BPE of {size:,} tokens", file=sys.stderr)
+            return planned(replace(recipe, data=replace(recipe.data, tokenizer="bpe", vocab_size=size)), progress)
     return recipe, data
 
 
 def planned_for_minutes(recipe: Recipe, data: TaskData, progress: bool) -> TrainingOptions:
-    """Replace the steps of a recipe by as many as fit into its minutes, with five evaluations and checkpoints.
-
-    Some steps and an evaluation of a model that is then thrown away are timed. Minutes exclude this, reading the data
-    and what follows the last step. ValueError if the evaluations alone take longer.
-    """
+    """Replace the steps of a recipe by as many as fit into its minutes, with five evaluations and checkpoints, by the
+    time of some steps and an evaluation of a model that is then thrown away."""
     options, minutes = recipe.training, recipe.training.minutes or 0.0
     seconds, evaluation = measured(recipe, data)
     left = 60 * minutes - _EVALUATIONS * evaluation
@@ -269,20 +270,14 @@ def training_arguments(recipe: Recipe, out: Path) -> TrainingArguments:
         disable_tqdm=True,
         remove_unused_columns=False,
     )
-    _use_one_gpu(arguments)
-    return arguments
-
-
-def _use_one_gpu(arguments: TrainingArguments) -> None:
-    """Restrict the process to one GPU: with several, the Trainer would copy the model to all of them at every step, and
-    multiply the batch by their number."""
-    if arguments.n_gpu > 1:
+    if arguments.n_gpu > 1:  # the Trainer would copy the model to all of them at every step
         warnings.warn(
             f"this process uses one of {arguments.n_gpu} GPUs; to train on all, start a process for each: torchrun "
             f"--nproc-per-node {arguments.n_gpu}",
             stacklevel=2,
         )
         arguments._n_gpu = 1
+    return arguments
 
 
 def make_trainer(recipe: Recipe, data: TaskData, out: Path, progress: bool) -> LagwiseTrainer:
@@ -290,16 +285,16 @@ def make_trainer(recipe: Recipe, data: TaskData, out: Path, progress: bool) -> L
     one_length = isinstance(data.task, RunningText) and data.task.data.lengths is None
     options = replace(recipe.training, compile=chosen_compilation(recipe.training, one_length))
     arguments = training_arguments(recipe, out)
-    sizes = data.sizes(options.batch_size)
+    sizes, config = data.sizes(options.batch_size), config_for_data(recipe, data)
     check_step_memory(
         data.task.head,
-        config_for_data(recipe, data),
+        config,
         arguments.per_device_train_batch_size,
         -(-sizes.longest // options.sequence_parallel),
         checkpointing=options.gradient_checkpointing,
         float16=options.precision == "float16",
     )
-    model: Any = build_model(recipe, data)
+    model: Any = build_model(recipe, data, config)
     if options.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     metric = data.headline
@@ -309,11 +304,9 @@ def make_trainer(recipe: Recipe, data: TaskData, out: Path, progress: bool) -> L
     sharing = None
     if (count := options.sequence_parallel) > 1:
         sharing = Sharing(count, len(validation), arguments.per_device_eval_batch_size)
-        training = SharedRows(training, arguments.per_device_train_batch_size, count)
-        validation = SharedRows(validation, arguments.per_device_eval_batch_size, count)
+        training = shared_rows(training, arguments.per_device_train_batch_size, count)
+        validation = shared_rows(validation, arguments.per_device_eval_batch_size, count)
         model.split_sequences(sharing.group)
-    if options.shard:
-        shard(model)
     show = progress and arguments.process_index == 0
     if options.compile:
         compile_model(model, options.compile)
@@ -336,8 +329,7 @@ def make_trainer(recipe: Recipe, data: TaskData, out: Path, progress: bool) -> L
 
 
 def reporters(names: str, out: Path | None = None) -> list[str]:
-    """Split the option ``report_to`` into names for the Trainer, and tell TensorBoard's callback where to write.
-    ValueError for a name that is unknown or not installed."""
+    """Split the option ``report_to`` into names for the Trainer, and tell TensorBoard's callback where to write."""
     requested = [name.strip() for name in names.split(",") if name.strip() not in ("", "none")]
     available = get_available_reporting_integrations()
     for name in requested:  # every recipe names tensorboard, whether it is there or not

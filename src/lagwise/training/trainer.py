@@ -28,15 +28,13 @@ from transformers.trainer_callback import PrinterCallback
 from lagwise.files import PARTIAL, one_line, saved_whole
 from lagwise.models.heads import VocabularyHead
 from lagwise.models.loading import quiet
-from lagwise.models.sharded import is_sharded, whole_state
 from lagwise.process import Stopped, denormals_as_zero, group_size, is_first
 from lagwise.progress import progress_bar
 from lagwise.tasks import TaskData
 from lagwise.training.folder import METRICS_FILE, checkpoints, note_content
+from lagwise.training.machine import Sharing
 from lagwise.training.optimizer import clip_gradients, sparse_tables
-from lagwise.training.processes import Sharing
 from lagwise.training.recipe import REDUCE_OVERHEAD, TrainingOptions
-from lagwise.training.sharding import load_optimizer, load_weights, own_part, save_shards
 
 BEST = "best"  # folder of the best model of a training
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -44,9 +42,8 @@ _DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
 
 
 class BestModel(TrainerCallback):
-    """Callback that keeps the weights of the best evaluation in ``RUN/best``, and stops the training after ``patience``
-    evaluations without a better one (0: never). The best evaluation is determined from the log alone, so that a resumed
-    run decides the same."""
+    """Callback that keeps the weights of the best evaluation, by the log alone, in ``RUN/best``, and stops the training
+    after ``patience`` evaluations without a better one (0: never)."""
 
     def __init__(self, run: Path, metric: str, greater_is_better: bool, patience: int, keep: bool):
         self.folder, self.metric = run / BEST, f"eval_{metric}"
@@ -62,12 +59,9 @@ class BestModel(TrainerCallback):
         if not values:  # a model without a loss
             return
         since = evaluations_since_best(values)
-        if self.keep and since == 0:
-            model = getattr(model, "module", model)
-            weights = whole_state(model) if is_sharded(model) else None
-            if state.is_world_process_zero:
-                with quiet(), saved_whole(self.folder, "the best model so far", last="config.json") as partial:
-                    model.save_pretrained(partial, state_dict=weights)
+        if self.keep and since == 0 and state.is_world_process_zero:
+            with quiet(), saved_whole(self.folder, "the best model so far", last="config.json") as partial:
+                getattr(model, "module", model).save_pretrained(partial)
         if self.patience and since >= self.patience:
             control.should_training_stop = True
             control.should_save = True
@@ -108,13 +102,14 @@ class LagwiseTrainer(Trainer):
         sharing: Sharing | None = None,
         **kwargs: Any,
     ):
-        kwargs |= {"data_collator": data.collate, "compute_metrics": self._metrics, "compute_loss_func": data.loss}
+        def metrics(outputs: EvalPrediction) -> dict[str, float]:
+            return data.metrics(math.nan, outputs.predictions, outputs.label_ids)
+
+        kwargs |= {"data_collator": data.collate, "compute_metrics": metrics, "compute_loss_func": data.loss}
         super().__init__(*args, **kwargs)
         self.data, self.best = data, best
         self.sharing, self.options = sharing, options
-        if is_sharded(self._module):  # accelerate would wrap it in DistributedDataParallel
-            self.accelerator.prepare_model = functools.partial(self.accelerator.prepare_model, evaluation_mode=True)
-        elif group_size() == 1 and self.args.device.type == "cpu":
+        if group_size() == 1 and self.args.device.type == "cpu":
             self.accelerator.clip_grad_norm_ = clip_gradients  # type: ignore[bad-assignment]
         arguments = inspect.signature(self._module.forward).parameters
         self.label_names = [name for name in ("labels", "future_values") if name in arguments]
@@ -180,7 +175,10 @@ class LagwiseTrainer(Trainer):
         if "eval_loss" in logs and f"eval_{self.data.headline.name}" not in logs:  # the task needs only the loss
             logs |= {f"eval_{name}": value for name, value in self.data.metrics(logs["eval_loss"]).items()}
         if "train_loss" in logs:
-            logs["train_loss"] = _mean_loss(self.state.log_history)  # the Trainer's value leaves out earlier processes
+            losses = [(line["loss"], line["step"]) for line in self.state.log_history if "loss" in line]
+            starts = [0, *(step for _, step in losses)]  # the Trainer's value leaves out earlier processes
+            total = sum(loss * (step - start) for (loss, step), start in zip(losses, starts, strict=False))
+            logs["train_loss"] = total / max(starts[-1], 1)
         now = time.monotonic()
         before = next((line["seconds"] for line in reversed(self.state.log_history) if "seconds" in line), 0.0)
         logs["seconds"] = round(before + now - self._logged_at, 3)  # without the pauses before a resume
@@ -194,8 +192,7 @@ class LagwiseTrainer(Trainer):
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate with a loss that is the mean over all labels, for any batch size and number of processes. The
-        Trainer's loss is a mean over batches, the last of which may be smaller or filled up with rows that other
-        processes have."""
+        Trainer's loss is a mean over batches."""
         self._losses, self._evaluated = [], 0
         with torch.compiler.set_stance("force_eager") if self.options.compile else nullcontext():
             output = super().evaluation_loop(*args, **kwargs)
@@ -237,39 +234,14 @@ class LagwiseTrainer(Trainer):
             return rows
         return min(max(state.remainder - self.args.process_index * rows, 0), rows)
 
-    def _metrics(self, outputs: EvalPrediction) -> dict[str, float]:
-        return self.data.metrics(math.nan, outputs.predictions, outputs.label_ids)
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        if self.options.shard and output_dir:
-            save_shards(self._module, self.optimizer, Path(output_dir))
-        else:
-            super().save_model(output_dir, _internal_call)
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        if not self.options.shard:
-            super()._save_optimizer_and_scheduler(output_dir)
-        elif self.args.should_save:
-            torch.save(self.lr_scheduler.state_dict(), Path(output_dir, "scheduler.pt"))  # type: ignore[missing-attribute]
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        if self.options.shard:
-            load_weights(self._module, Path(resume_from_checkpoint))
-        else:
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         # Processes of a group on CPUs have the device cpu:0, to which torch cannot load.
-        if not checkpoint or (not self.options.shard and self.args.device.type != "cpu"):
+        if not checkpoint or self.args.device.type != "cpu":
             super()._load_optimizer_and_scheduler(checkpoint)
             return
-        if self.options.shard:
-            load_optimizer(self._module, self.optimizer, Path(checkpoint))
-        else:
-            optimizer: Any = self.optimizer
-            optimizer.load_state_dict(torch.load(Path(checkpoint, "optimizer.pt"), weights_only=True))
-        schedule = torch.load(Path(checkpoint, "scheduler.pt"), weights_only=True)
-        self.lr_scheduler.load_state_dict(schedule)  # type: ignore[missing-attribute]
+        parts: Any = {"optimizer": self.optimizer, "scheduler": self.lr_scheduler}
+        for name, part in parts.items():
+            part.load_state_dict(torch.load(Path(checkpoint, f"{name}.pt"), weights_only=True))
 
     def _get_output_dir(self, trial: Any) -> str:
         run = super()._get_output_dir(trial)
@@ -287,7 +259,7 @@ class LagwiseTrainer(Trainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         run = Path(super()._get_output_dir(trial))
         name = f"checkpoint-{self.state.global_step}"
-        if self.args.should_save and not all(own_part(p).isfinite().all() for p in model.parameters()):
+        if self.args.should_save and not all(p.isfinite().all() for p in model.parameters()):
             raise FloatingPointError(
                 f"a weight is not finite at step {self.state.global_step}: the earlier checkpoints are kept as they are"
             )
@@ -345,15 +317,6 @@ class Progress(TrainerCallback):
         self.bar.close()
 
 
-def _mean_loss(history: list[dict[str, float]]) -> float:
-    """Compute the mean training loss over all steps, from log lines with the mean since the line before."""
-    total, step = 0.0, 0.0
-    for line in history:
-        if "loss" in line:
-            total, step = total + line["loss"] * (line["step"] - step), line["step"]
-    return total / max(step, 1)
-
-
 class _StopAfterStep(TrainerCallback):
     """Callback that saves a checkpoint and ends the training after the step in which any process got a signal."""
 
@@ -374,11 +337,7 @@ class _StopAfterStep(TrainerCallback):
 @contextmanager
 def saved_when_stopped(trainer: Trainer) -> Iterator[None]:
     """On Ctrl-C or SIGTERM within the context, complete the step and save a checkpoint before `Stopped` is raised, in
-    all processes if any of them gets the signal. A second signal to a single process stops it at once; the processes of
-    a group may each get several, and their launcher ends those that do not stop in time.
-
-    Has no effect where signals cannot be handled (in other threads).
-    """
+    all processes if any of them gets the signal. A second signal to a single process stops it at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

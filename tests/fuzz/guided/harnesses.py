@@ -19,7 +19,7 @@ from typing import Any
 
 CORPUS = Path(__file__).with_name("corpus")
 SUFFIXES = {
-    "tables": (".csv", ".tsv", ".txt", ".ts", ".arff", ".npz", ".parquet"),
+    "tables": (".csv", ".tsv", ".txt", ".ts", ".npz", ".parquet"),
     "lines": (".jsonl", ".json"),
     "archives": (".txt.gz", ".txt.bz2", ".txt.xz", ".txt.zip", ".txt.zst", ".csv.gz"),
     "recordings": (".wav", ".flac", ".ogg", ".mp3"),
@@ -96,7 +96,7 @@ def archives(data: bytes) -> None:
 
 
 def recordings(data: bytes) -> None:
-    from lagwise.data.sound_files import read_sound
+    from lagwise.data.series_files import read_sound
 
     path = named(data, SUFFIXES["recordings"])
     with refusing():

@@ -14,8 +14,7 @@ from transformers.modeling_outputs import ImageClassifierOutput, SequenceClassif
 from transformers.utils.generic import can_return_tuple
 
 from lagwise.models.configuration import LagwiseLinearConfig
-from lagwise.models.embeddings import INPUTS, check_finite
-from lagwise.models.inputs import check_vocabulary
+from lagwise.models.embeddings import INPUTS
 from lagwise.models.linear.convolutions import Convolutions
 from lagwise.models.linear.ngrams import Ngrams, Sparse
 from lagwise.models.linear.patches import Patches
@@ -25,27 +24,12 @@ from lagwise.tables import build, check_integer, known
 
 #: Features by name. Each is constructed with the number of channels, or of token ids, and its options.
 FEATURES: dict[str, Any] = {"convolutions": Convolutions, "ngrams": Ngrams, "patches": Patches}
-_AXES = {"input_ids": 2, "input_values": 3, "pixel_values": 4}
 _IGNORED = ("num_items_in_batch", "use_cache", "output_hidden_states", "output_attentions", "position_ids")
 
 
 def build_features(name: str, inputs: Mapping[str, Any], vocab_size: int, options: Mapping[str, Any]) -> Any:
-    """Build the feature extractor of a model's inputs.
-
-    Args:
-        name: Name of the inputs.
-        inputs: Options of the inputs.
-        vocab_size: Number of token ids.
-        options: Name and options of the features.
-
-    Raises:
-        ValueError: For other features, and for the ``columns`` of tables of earlier versions.
-    """
-    if options["name"] == "columns":
-        raise ValueError(
-            "this model reads the columns of a table, as first answers of version 0.3 did; fit "
-            "sklearn.ensemble.HistGradientBoostingClassifier() to the table instead"
-        )
+    """The feature extractor of inputs with a name and options; options: name and options of the features. ValueError
+    for other features."""
     sizes = {"tokens": vocab_size, "values": inputs.get("features", 1), "patches": inputs.get("channels", 3)}
     context: dict[str, Any] = {each: inputs.get(each) for each in ("mean", "std")}
     return build(FEATURES, options, sizes[name], what="features", **context)
@@ -86,7 +70,7 @@ class LinearModel(LoadedSafely, PreTrainedModel):
     def __init__(self, config: LagwiseLinearConfig):
         super().__init__(config)
         self.num_labels = check_integer("num_labels", config.num_labels)
-        self.argument = INPUTS[known(config.input_name, INPUTS, "inputs")].argument
+        self.input_type = INPUTS[known(config.input_name, INPUTS, "inputs")]
         self.features = build_features(config.input_name, config.inputs, config.vocab_size, config.features)
         self.classifier = nn.Linear(self.features.size, self.num_labels)
         self.post_init()
@@ -106,9 +90,9 @@ class LinearModel(LoadedSafely, PreTrainedModel):
         for name in kwargs:
             known(name, _IGNORED, "argument of a linear model's forward")
         inputs = {"input_ids": input_ids, "input_values": input_values, "pixel_values": pixel_values}
-        present = {name: x for name, x in inputs.items() if x is not None}
-        if list(present) != [self.argument]:
-            raise ValueError(f"this model reads {self.argument} alone, got {' and '.join(present) or 'no input'}")
+        present, expected = {name: x for name, x in inputs.items() if x is not None}, self.input_type.argument
+        if list(present) != [expected]:
+            raise ValueError(f"this model reads {expected} alone, got {' and '.join(present) or 'no input'}")
         read = inputs_of({**present, "attention_mask": attention_mask, "token_type_ids": token_type_ids})
         self._check(*read[:2])
         logits = linear_logits(self.features(*read), self.classifier)
@@ -118,21 +102,8 @@ class LinearModel(LoadedSafely, PreTrainedModel):
         return type(self).answer(loss=loss, logits=logits)
 
     def _check(self, x: Tensor, mask: Tensor | None = None) -> None:
-        if x.dim() != _AXES[self.argument] or 0 in x.shape:
-            axes = f"{_AXES[self.argument]} axes and no empty one"
-            raise ValueError(f"{self.argument} must have {axes}, got {tuple(x.shape)}")
-        if traced():
-            return
-        if self.argument == "input_ids":
-            check_vocabulary(x, self.config.vocab_size)
-        else:
-            name, axis = ("features", 2) if self.argument == "input_values" else ("channels", 1)
-            if x.shape[axis] != self.config.inputs.get(name):
-                raise ValueError(
-                    f"{self.argument} must have {self.config.inputs.get(name)} channels, got {tuple(x.shape)}"
-                )
-            check_finite(self.argument, x.masked_fill(x.isnan(), 0) if self.config.takes_gaps else x)
-        if mask is not None:
+        self.input_type.check(x, self.config)
+        if mask is not None and not traced():
             if mask.shape != x.shape[:2]:
                 raise ValueError(f"attention_mask must be (batch, length) = {tuple(x.shape[:2])}, got {mask.shape}")
             if not mask.any(dim=1).all():

@@ -87,15 +87,9 @@ class Ngrams(nn.Module):
     def chosen(
         cls, spellings: Sequence[bytes], batches: Iterable[Mapping[str, Tensor]], *, pairs: bool, **sizes: Any
     ) -> tuple[dict[str, Any], Ngrams]:
-        """Return the options and the features for training texts.
-
-        Args:
-            spellings: Bytes of each token id.
-            batches: Rows as models read them.
-            pairs: Whether rows are pairs of texts.
-            sizes: ``words``, ``characters`` and ``min_rows``, the rows in which an n-gram must occur to be kept. By
-                default they suit the amount of text.
-        """
+        """Return the options and the features for training texts, rows as models read them. spellings: bytes of each
+        token id; sizes: ``words``, ``characters`` and ``min_rows``, the rows in which an n-gram must occur to be kept,
+        by default as suits the amount of text."""
         lengths, read = torch.tensor([len(each) for each in spellings]), list(batches)
         total = sum(int(lengths[batch["input_ids"]].sum()) for batch in read)
         rows = sum(len(batch["input_ids"]) for batch in read)

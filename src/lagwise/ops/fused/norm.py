@@ -117,7 +117,8 @@ def _block(x: Tensor) -> int:
     return max(16, 1 << (x.shape[-1] - 1).bit_length())
 
 
-def _parts(x: Tensor) -> int:
+def row_programs(x: Tensor) -> int:
+    """Programs that share the rows of x, each of which sums gradients of parameters."""
     return min(_CPU_PROGRAMS if x.device.type == "cpu" else _PROGRAMS, _rows(x))
 
 
@@ -125,7 +126,7 @@ def _gradients_like(grad, grad_total, x, weight, biased, epsilon, centred, dtype
     return (
         x.new_empty(x.shape, dtype=dtype),
         x.new_empty(0 if branch == dtype else x.shape, dtype=branch),
-        x.new_empty((_parts(x), (weight is not None) + biased, x.shape[-1]), dtype=torch.float32),
+        x.new_empty((row_programs(x), (weight is not None) + biased, x.shape[-1]), dtype=torch.float32),
     )
 
 

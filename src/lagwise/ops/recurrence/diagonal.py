@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.operation import chunk_count, compute_dtype, cpu_graph, graph_operator, in_graph, symbolic
+from lagwise.ops.operation import chunk_count, compute_dtype, cpu_graph, in_graph, open_length, operation, symbolic
 from lagwise.ops.recurrence.scan import block_scan, varying_scan
 from lagwise.ops.toeplitz.block import toeplitz_blocks
 from lagwise.ops.toeplitz.direct import symbolic_product
@@ -118,15 +118,12 @@ class DiagonalSSM(NamedTuple):
         Args:
             x: ``(batch, length, channels)``.
             state: The state so far.
-            blocks: Called with a number of tokens; returns the factors of such blocks. Not for one token.
+            blocks: Called with a number of tokens; returns the factors of such blocks.
             graph: Compute as an exported graph does (`in_graph`).
 
         Source: S4D (Gu et al. 2022), for poles in discrete time.
         """
         n = x.shape[1]
-        if not symbolic(n) and n == 1:
-            y, after = self.step(x[:, 0], state)
-            return y[:, None], after
         if graph or symbolic(n):
             return self.in_graph(x, state)
         factors = blocks(min(n, _LONG_BLOCK if n >= _LONG_SIGNAL_TOKENS else _BLOCK_TOKENS))
@@ -296,7 +293,7 @@ def modal_taps_of(decay: Tensor, angle: Tensor, amplitude: Tensor, direct: Tenso
         angles, dtype = angle[..., None] * lags, amplitude.dtype
         return (size * angles.cos()).to(dtype), (size * angles.sin()).to(dtype)
 
-    coarse, fine = _digits(length, graph=True)
+    coarse, fine = _digits(length)
     far, near = (torch.arange(n, device=decay.device, dtype=torch.float64) for n in (coarse, fine))
     (c, s), (x, y) = powers(far * fine), powers(near)
     return _from_digits(torch.cat([u * c - v * s, -u * s - v * c], 1), torch.cat([x, y], 1), length, direct)
@@ -324,7 +321,7 @@ def ema_taps(weight: Tensor, log_decay: Tensor, length: int, *, truncation: int 
     product, a hundred times faster at 131072 lags.
     """
     length = _checked(length, truncation)
-    coarse, fine = _digits(length, graph=in_graph())
+    coarse, fine = _digits(length)
     far, near = (torch.arange(n, device=weight.device, dtype=weight.dtype) for n in (coarse, fine))
     rows = weight[:, None] * (log_decay[:, None] * (far * fine)[:, None]).exp()
     return _from_digits(rows.mT, (log_decay[:, :, None] * near).exp(), length)
@@ -379,8 +376,7 @@ def ema_blocks(x: Tensor, weight: Tensor, log_decay: Tensor) -> Blocks:
     size = _LONG_BLOCK if x.shape[1] >= _LONG_AVERAGE_TOKENS else _BLOCK_TOKENS
     if not in_graph():  # a graph would have the smaller of two symbols in every size
         size = min(size, x.shape[1])
-    tables = _blocks_operator if cpu_graph(x) else _average_blocks
-    return Blocks(*tables(weight.to(dtype), log_decay.to(dtype), size))
+    return Blocks(*_average_blocks(weight.to(dtype), log_decay.to(dtype), size))
 
 
 def _averages(x: Tensor, weight: Tensor, log_decay: Tensor, backward: tuple[Tensor, Tensor] | None = None) -> Tensor:
@@ -395,6 +391,7 @@ def _averages(x: Tensor, weight: Tensor, log_decay: Tensor, backward: tuple[Tens
     return block_scan(x, near, inward, outward, powers[..., -1], reverse=reverse)[0].to(x.dtype)
 
 
+@operation
 def _average_blocks(weight: Tensor, log_decay: Tensor, size: int) -> Blocks:
     lags = torch.arange(size + 1, device=weight.device, dtype=weight.dtype)
     return Blocks.of((log_decay[..., None] * lags).exp(), weight)
@@ -406,7 +403,7 @@ def _like_blocks(weight: Tensor, log_decay: Tensor, size: int) -> tuple[Tensor, 
     return tuple(map(weight.new_empty, ((channels, size, size), states, states, (channels, dimension, size + 1))))
 
 
-_blocks_operator = graph_operator("ema_block_tables", _average_blocks, None, _like_blocks, results=4)
+_average_blocks.in_graphs("ema_block_tables", _like_blocks, where=cpu_graph, results="near inward outward powers")
 
 
 def ema_parameters(delta: Tensor, alpha: Tensor, beta: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
@@ -437,11 +434,11 @@ def _checked(length: int, truncation: int | None = None) -> int:
     return length if truncation is None else min(length, truncation)
 
 
-def _digits(length: int, *, graph: bool = False) -> tuple[int, int]:
+def _digits(length: int) -> tuple[int, int]:
     """Return the numbers of coarse and fine digits of lags. A graph serves other lengths too, so that none of its sizes
     may follow from the digits of one."""
-    fine = _FINE if graph or symbolic(length) else 1 << ((length - 1).bit_length() + 1) // 2
-    return chunk_count(length, fine) if symbolic(length) else -(-length // fine), fine
+    fine = _FINE if open_length(length) else 1 << ((length - 1).bit_length() + 1) // 2
+    return chunk_count(length, fine), fine
 
 
 def _from_digits(far: Tensor, near: Tensor, length: int, direct: Tensor | None = None) -> Tensor:

@@ -87,13 +87,9 @@ def dilated_prefill(
     `Window` or a ring of the latest ``(K - 1) dilation + 1`` tokens; seen ``(batch,)``, the number of tokens before.
     Returns a tensor like x, and the window after these tokens.
 
-    A single token costs O(K): the past is read at K positions and not copied (TCNCA app. B leaves this open). Fewer
-    tokens than the window holds, and those after a ring, cost O(K) each.
+    Fewer tokens than the window holds, and those after a ring, cost O(K) each.
     """
     n = x.shape[1]
-    if not symbolic(n) and n == 1:
-        y, window = dilated_step(x[:, 0], taps.flip(1).t(), dilation, past, seen)
-        return y[:, None], window
     window = extended(past, x, seen)
     dtype, tokens = compute_dtype(x, taps), ordered(past, seen)
     signal, size = torch.cat([tokens.to(dtype), x.to(dtype)], dim=1), tokens.shape[1]
@@ -110,7 +106,8 @@ def dilated_prefill(
 def dilated_step(
     x: Tensor, taps: Tensor, dilation: int, past: Window | Tensor, seen: Tensor
 ) -> tuple[Tensor, Window | Tensor]:
-    """`dilated_prefill` of one token ``(batch, channels)``, with taps ``(K, channels)``, lag 0 last."""
+    """`dilated_prefill` of one token ``(batch, channels)``, with taps ``(K, channels)``, lag 0 last, in O(K): the past
+    is read at K positions and not copied (TCNCA app. B leaves this open)."""
     window = extended(past, x[:, None], seen)
     tokens = spaced(window, dilation, taps.shape[0], seen)
     first = taps.shape[0] - tokens.shape[1]  # taps that meet no token yet
