@@ -82,7 +82,8 @@ def work(folder: Path, command: tuple[str, ...], number: int, error: int, large:
     from lagwise.runs import watch
 
     uvicorn.run = lambda *args, **options: None
-    watch.time.sleep = lambda seconds: signal.raise_signal(signal.SIGINT)  # at the end of what is followed
+    if command[0] == "watch":
+        watch.time.sleep = lambda seconds: signal.raise_signal(signal.SIGINT)  # at the end of what is followed
     faults = ctypes.CDLL(None)
     faults.arm_faults(os.fsencode(folder), ctypes.c_long(number), error or -1, ctypes.c_size_t(large), calls)
     try:
