@@ -271,17 +271,9 @@ def per_document(mix: Callable[[Tensor, Layout], Tensor], x: Tensor, layout: Lay
     Formula: cut each row where ``seq_idx`` changes, pad documents of similar length to the longest of them, mix each
     such batch, and put the outputs back in place. Documents of only padding give zeros.
 
-    Args:
-        mix: Called as ``mix(padded, its_layout)`` with a batch that is zero at padding; returns as many tokens, with
-            any number of channels.
-        x: ``(batch, length, channels)``.
-        layout: Must have a seq_idx.
-
-    Returns:
-        ``(batch, length, channels)``, with the channels that mix returns.
-
-    Raises:
-        ValueError: If the layout does not fit x.
+    Shapes: x and result ``(batch, length, channels)``, with the channels that mix returns: it is called as
+    ``mix(padded, its_layout)`` with a batch that is zero at padding. The layout must have a seq_idx. ValueError if it
+    does not fit x.
     """
     layout.check(*x.shape[:2])
     flat = x.flatten(0, 1)
@@ -360,14 +352,13 @@ def _compacted(layout: Layout) -> tuple[Tensor, Tensor | None, Tensor] | None:
 
 
 def _holes(layout: Layout) -> Tensor:
-    """Tell where padding is between two tokens of a document: rows, ``(batch,)``, or tokens of packed rows after such
-    padding, ``(batch, length)``."""
+    """Mark tokens after padding that is between them and another token of their document, ``(batch, length)``."""
     mask = _mask(layout)
-    if layout.seq_idx is None:
-        return mask[:, 0] + (mask[:, 1:] > mask[:, :-1]).sum(1) > 1
     index = torch.arange(mask.shape[1], device=mask.device)
     before = F.pad(torch.where(mask, index, -1).cummax(1).values[:, :-1], (1, 0), value=-1)
     after = mask & (before >= 0) & (before < index - 1)
+    if layout.seq_idx is None:
+        return after
     document = document_numbers(layout.seq_idx)
     return after & (document == document.gather(1, before.clamp(min=0)))
 
