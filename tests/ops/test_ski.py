@@ -22,7 +22,6 @@ from lagwise.ops import (
 from lagwise.ops.ski import (
     PLANS,
     causal_ski_matrix,
-    ragged_ski_product,
     ski_error,
     ski_reference,
     split_kernel,
@@ -59,7 +58,7 @@ def test_each_ragged_row_equals_w_a_w_transposed(rank: int, degree: int) -> None
     x = tokens * ((place >= 0) & (place < lengths[:, None]))[..., None]
     a = torch.randn(6, 3, 2 * nodes - 1, dtype=torch.float64, requires_grad=True)
     local = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
-    fast = ragged_ski_product(x, a, first, lengths, degree=degree, local=(local, 2))
+    fast = ski_product(x, a, degree=degree, local=(local, 2), rows=(first, lengths, torch.full_like(lengths, rank)))
     exact = torch.zeros_like(x)
     for i, (start, length) in enumerate(zip(first.tolist(), lengths.tolist(), strict=True)):
         row, spare = x[i : i + 1, start : start + length], max(0, nodes - length)
@@ -74,8 +73,9 @@ def test_each_ragged_row_equals_w_a_w_transposed(rank: int, degree: int) -> None
 
 @pytest.mark.parametrize("shape", [(2, 3, 4), (1, 3, 5), (2, 2, 5), (2, 3, 13)])
 def test_coefficients_of_ragged_rows_are_checked(shape: tuple[int, ...]) -> None:
+    rows = (torch.tensor([0, 0]), torch.tensor([6, 4]), torch.tensor([2, 2]))
     with pytest.raises(ValueError, match=r"coefficients must be \(batch=2, channels=3, 2 r - 1\)"):
-        ragged_ski_product(torch.zeros(2, 6, 3), torch.zeros(shape), torch.tensor([0, 0]), torch.tensor([6, 4]))
+        ski_product(torch.zeros(2, 6, 3), torch.zeros(shape), rows=rows)
 
 
 @pytest.mark.covers("SKI-TNN app. B")

@@ -21,7 +21,6 @@ from lagwise.ops.ski import (
     best_plan,
     interpolation_matrix,
     prolong,
-    ragged_ski_product,
     restrict,
     row_spacing,
     ski_error,
@@ -379,7 +378,7 @@ class TwoSidedSKI:
             (lags,) = cached_tables(_row_tables, *sizes, like=like)
         coefficients = kernel.smooth_at(lags.flatten()).reshape(-1, *lags.shape).transpose(0, 1)
         local = kernel.local_taps()
-        return ragged_ski_product(x, coefficients, first, lengths, nodes=nodes, degree=self.degree, local=local)
+        return ski_product(x, coefficients, degree=self.degree, local=local, rows=(first, lengths, nodes))
 
     def _nodes(self, length: int) -> int:
         """Return the number of inducing points of a text that has at least as many tokens."""

@@ -43,7 +43,7 @@ def _some_lag_products(y: Tensor, x: Tensor, first: int, last: int, dilation: in
 
 
 @loop_operator(lambda gate, *_: gate.new_empty(gate.shape))
-def gated_grid(gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, biases: Tensor | None) -> Tensor:
+def gated_grid(gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, biases: Tensor | None, *, y: Tensor) -> None:
     """``silu(gate) * (rows(v) + columns(v))`` with ``v = silu(value)`` of every channel; biases ``(2, channels)`` are
     added to gate and value before.
 
@@ -51,21 +51,14 @@ def gated_grid(gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, biase
     ``(channels, 2 width - 1)`` and columns ``(channels, 2 height - 1)``, float32, lag 0 in the middle; result like
     gate.
     """
-    gate = gate.contiguous()
-    return _grid(gate, value, rows, columns, biases, torch.empty_like(gate))
+    grid_into(y, gate.contiguous(), value, rows, columns, biases)
 
 
-def overwritten_grid(gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, biases: Tensor | None) -> Tensor:
-    """`gated_grid`, which may be written over the gate: a quarter less memory traffic."""
-    gate = gate.contiguous()
-    return _grid(gate, value, rows, columns, biases, gate)
-
-
-def _grid(gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, biases: Tensor | None, out: Tensor) -> Tensor:
+def grid_into(y: Tensor, gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, biases: Tensor | None) -> None:
+    """Store `gated_grid`, which may be written over the gate: a quarter less memory traffic."""
     sizes, added = _grid_sizes(gate, rows, columns), filled_biases(biases, gate.shape[2])
     inputs = (gate, value.contiguous(), _grouped(rows), _grouped(columns), added)
-    call("gated_grid", *inputs, out, _grid_scratch(sizes), *sizes, _half(gate), torch.get_num_threads())
-    return out
+    call("gated_grid", *inputs, y, _grid_scratch(sizes), *sizes, _half(gate), torch.get_num_threads())
 
 
 def _grid_gradients_like(grad: Tensor, gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, *_: Any) -> Any:
@@ -108,14 +101,13 @@ def _grouped(taps: Tensor) -> Tensor:
     return taps.unflatten(0, (-1, lanes)).transpose(1, 2).contiguous()
 
 
-@loop_operator(lambda gate, value, biases: gate.new_empty(gate.shape))
-def silu_product(gate: Tensor, value: Tensor, biases: Tensor | None) -> Tensor:
+@loop_operator(lambda gate, *_: gate.new_empty(gate.shape))
+def silu_product(gate: Tensor, value: Tensor, biases: Tensor | None, *, y: Tensor) -> None:
     """``silu(gate) * value``, for tensors of one shape, both float32 or both bfloat16, on the CPU; biases ``(2,
     channels)`` are added to gate and value before."""
-    gate, value = gate.contiguous(), value.contiguous()
-    out, (size, added) = torch.empty_like(gate), _row_of_biases(gate, biases)
-    call("silu_product", gate, value, added, out, gate.numel(), size, _half(gate), torch.get_num_threads())
-    return out
+    size, added = _row_of_biases(gate, biases)
+    tensors = (gate.contiguous(), value.contiguous(), added, y)
+    call("silu_product", *tensors, gate.numel(), size, _half(gate), torch.get_num_threads())
 
 
 def _product_gradients_like(grad: Tensor, gate: Tensor, value: Tensor, biases: Tensor | None) -> tuple[Tensor, ...]:
@@ -162,7 +154,7 @@ def residual_norm(
     y: Tensor,
 ) -> None:
     """Compute ``total = x + branch``, unless there is none and total is x, and y, the norm of the total; as in
-    `lagwise.ops.fused.norm`. Tensors are contiguous, float32 or bfloat16, on the CPU."""
+    `lagwise.ops.fused.layers`. Tensors are contiguous, float32 or bfloat16, on the CPU."""
     sizes = _norm_sizes(x, x if branch is None else branch, total, y, 0, centred)
     call("residual_norm", sizes, x, branch, _float(weight), _float(bias), total, y, epsilon)
 
@@ -214,21 +206,18 @@ class _Signal(ctypes.Structure):
 
 
 @loop_operator(lambda value, *_: value.new_empty(value.shape))
-def convolve(value: Tensor, taps: Tensor, plan: list[int], gate: Tensor | None, biases: Tensor | None) -> Tensor:
+def convolve(
+    value: Tensor, taps: Tensor, plan: list[int], gate: Tensor | None, biases: Tensor | None, *, y: Tensor
+) -> None:
     """The product of every channel with its taps; with a gate, ``silu(gate) * (taps * silu(value))``.
 
-    Args:
-        value: ``(batch, length, channels)``, float32 or bfloat16, on the CPU.
-        taps: ``(channels, n_taps)`` of floating point.
-        plan: The index of lag 0 in the taps, and how the signal is cut into frames: half of their points, their number,
-            the outputs of each, the index of the first output and the parts of the taps.
-        gate: Like value.
-        biases: ``(2, channels)``, added to gate and value before.
+    Shapes: value, gate and y ``(batch, length, channels)``, float32 or bfloat16, on the CPU; taps ``(channels,
+    n_taps)``; biases ``(2, channels)``, added to gate and value before. plan: the index of lag 0 in the taps, and how
+    the signal is cut into frames: half of their points, their number, the outputs of each, the index of the first
+    output and the parts of the taps.
     """
-    value, gate = _rows(value), None if gate is None else _rows(gate)
-    y, added = torch.empty(value.shape, dtype=value.dtype, device="cpu"), filled_biases(biases, value.shape[2])
-    _call("convolve", plan, taps, (value, gate, y, None, None, None), added)
-    return y
+    added = filled_biases(biases, value.shape[2])
+    _call("convolve", plan, taps, (_rows(value), None if gate is None else _rows(gate), y, None, None, None), added)
 
 
 def _gradients_like(grad, value, taps, plan, gate, biases, of_value, of_taps) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -14,7 +14,6 @@ from lagwise.ops.ski.products import (
     SKIPlan,
     causal_ski_matrix,
     causal_ski_product,
-    ragged_ski_product,
     ski_product,
     ski_reference,
     split_kernel,

@@ -122,28 +122,28 @@ def fft_gradients(
     ``dt = irfft(sum_b G conj X)``, and the signal's spectrum is computed again rather than kept.
     """
     dx = torch.empty_like(x) if needs_grad[0] else None
-    dkernel = torch.zeros_like(kernel) if needs_grad[1] else None
     if x.shape[0] == 0:
-        return dx, dkernel
+        return dx, torch.zeros_like(kernel) if needs_grad[1] else None
+    of_kernel: list[Tensor] = []
     padded, groups = _padding(x, kernel, plan)
     outputs = x.new_zeros((*padded.shape[:2], plan.frames, plan.n_fft), dtype=padded.dtype)
     for group in groups:
         spectrum = torch.fft.rfft(_load_outputs(outputs, grad, group, plan))
-        if dkernel is not None:
+        if needs_grad[1]:
             products = _kernel_products(torch.fft.rfft(_load(padded, x, group, plan)), spectrum, plan)
-            _store_kernel_gradient(dkernel, group, products, plan)
+            of_kernel.append(_kernel_gradient(products, kernel, plan))
         if dx is not None:
             factors = kernel_spectrum(kernel, plan, group, padded.dtype).conj()
             signal = _overlap_add(torch.fft.irfft(_across_frames(spectrum, factors, -1), plan.n_fft), plan)
             _store(dx, group, signal[..., plan.start : plan.start + x.shape[1]])
-    return dx, dkernel
+    return dx, torch.cat(of_kernel, -2) if needs_grad[1] else None
 
 
 def frame_values(x: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
     """`fft_values` with Triton's kernels around the FFTs."""
     frames, factors = fused_frames.load(x, plan.signal_frames), kernel_spectrum(kernel, plan)
     if plan.parts == 1:
-        frames = fused_frames.inverse(fused_frames.multiply(fused_frames.transform(frames), factors))
+        frames = fused_frames.inverse(fused_frames.multiply_packed(fused_frames.transform(frames), factors, False))
     else:
         frames = torch.fft.irfft(_across_frames(torch.fft.rfft(frames), factors, 1), plan.n_fft)
     return fused_frames.store(frames, plan.valid_frames, x.shape[1], x.dtype)
@@ -160,7 +160,7 @@ def frame_gradients(
         if signal is not None:
             dkernel, spectrum = packed_gradients(fused_frames.transform(signal), spectrum, factors, kernel, plan)
         else:
-            spectrum = fused_frames.multiply(spectrum, factors, adjoint=True)
+            spectrum = fused_frames.multiply_packed(spectrum, factors, True)
         frames = fused_frames.inverse(spectrum) if needs_grad[0] else None
     else:
         spectrum = torch.fft.rfft(frames)
@@ -176,18 +176,10 @@ def packed_gradients(
 ) -> tuple[Tensor, Tensor]:
     """The gradient of the kernel, and the packed spectrum of the signal's, from the packed spectra of a signal and of a
     gradient and those of `kernel_spectrum`."""
-    by_lag = kernel.dim() == 2
-    total, spectrum = fused_frames.spectrum_gradients(signal, grad, factors, by_lag)
-    if by_lag:
+    total, spectrum = fused_frames.spectrum_gradients(signal, grad, factors, kernel.dim() == 2)
+    if kernel.dim() == 2:
         return fused_frames.inverse(total)[:, 0, : kernel.shape[1]].to(kernel.dtype), spectrum
     return _kernel_gradient(total, kernel, plan), spectrum
-
-
-def _kernel_gradient(products: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
-    """The gradient of the kernel from the products of spectra, like `kernel_spectrum`."""
-    gradient = torch.empty_like(kernel)
-    _store_kernel_gradient(gradient, slice(None), products, plan)
-    return gradient
 
 
 def by_loops(x: Tensor, kernel: Tensor) -> bool:
@@ -235,8 +227,7 @@ def _circular_gradient(dtaps: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
     length = dtaps.shape[1] // 2 + 1
     circle = dtaps.new_zeros(len(dtaps), plan.n_fft)
     circle[:, :length], circle[:, plan.n_fft - length + 1 :] = dtaps[:, length - 1 :], dtaps[:, : length - 1]
-    spectrum = inverse_adjoint(torch.fft.rfft(circle), plan.n_fft)
-    return torch.stack([spectrum.real, spectrum.imag]).to(kernel.dtype)
+    return _kernel_gradient(torch.fft.rfft(circle)[:, None], kernel, plan)
 
 
 def _padding(x: Tensor, kernel: Tensor, plan: Plan) -> tuple[Tensor, list[slice]]:
@@ -339,15 +330,15 @@ def _channels_in_cache(spectrum: Tensor) -> list[slice]:
     return [slice(start, start + size) for start in range(0, channels, size)]
 
 
-def _store_kernel_gradient(gradient: Tensor, group: slice, products: Tensor, plan: Plan) -> None:
-    """Store the kernel's gradient from the products of spectra: back to taps, or the adjoint of irfft."""
-    if gradient.dim() == 3:
+def _kernel_gradient(products: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
+    """The gradient of a group of channels of the kernel from the products of spectra, as `kernel_spectrum` has them:
+    back to taps, or the adjoint of irfft."""
+    if kernel.dim() == 3:
         products = inverse_adjoint(products[:, 0], plan.n_fft)
-        gradient[0, group], gradient[1, group] = products.real, products.imag
-        return
+        return torch.stack([products.real, products.imag]).to(kernel.dtype)
     taps = torch.fft.irfft(products, plan.n_fft)
     taps = taps[..., : plan.hop].flatten(1) if plan.parts > 1 else taps[:, 0]
-    gradient[group] = taps[:, : gradient.shape[1]]
+    return taps[:, : kernel.shape[1]].to(kernel.dtype)
 
 
 def _overlap_add(frames: Tensor, plan: Plan) -> Tensor:
@@ -362,20 +353,13 @@ def _overlap_add(frames: Tensor, plan: Plan) -> Tensor:
 
 @operation
 def inverse_of_parts(parts: Tensor, points: int) -> Tensor:
-    """Return inverse transforms of real parts of spectra, and of imaginary parts of others.
-
-    Formula: ``irfft(parts[0], points)``, and of a second part ``irfft(1j * parts[1], points)``.
+    """``irfft(parts[0], points)``, and of a second part ``irfft(1j * parts[1], points)``.
 
     A compiled graph calls it as it is and has no complex numbers: PyTorch's inductor makes no kernels of them, and
     fails where it tries to (torch 2.11).
 
-    Args:
-        parts: ``(1 or 2, rows, points / 2 + 1)``, float32 or float64. Imaginary parts of the first and the last
-            frequency are ignored.
-        points: An even number.
-
-    Returns:
-        ``(1 or 2, rows, points)``.
+    Shapes: parts ``(1 or 2, rows, points / 2 + 1)``, float32 or float64, for an even number of points; result ``(1 or
+    2, rows, points)``. Imaginary parts of the first and the last frequency are ignored.
     """
     if len(parts) == 1:
         spectra = parts.to(parts.dtype.to_complex())
@@ -394,9 +378,7 @@ def inverse_adjoint(spectra: Tensor, points: int) -> Tensor:
 
 
 class _Inverse(Engine):
-    @staticmethod
-    def forward(parts: Tensor, points: int) -> tuple[Tensor, Values]:
-        return inverse_of_parts.plain(parts, points), ()
+    evaluate = staticmethod(inverse_of_parts.plain)
 
     @staticmethod
     def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:

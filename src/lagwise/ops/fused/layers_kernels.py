@@ -1,4 +1,4 @@
-"""The source of the kernels of `gate`, `norm` and `linear`. Imports Triton.
+"""The source of the kernels of `layers`. Imports Triton.
 
 Offsets of rows are int64: a tensor may have more than 2**31 elements.
 """
