@@ -24,7 +24,7 @@ from lagwise.mixers.toeplitz import GTU, ToeplitzMixer
 from lagwise.ops import dilated_convolution, fused, native, toeplitz_product
 from lagwise.ops.fused import network
 from lagwise.ops.fused.convolution import residual_convolutions
-from lagwise.ops.toeplitz import gated_product, spectral_product
+from lagwise.ops.toeplitz import gated_product
 from lagwise.ops.toeplitz.convolution import is_direct
 from lagwise.ops.tokens import apply_linear, linears, silu_product
 from lagwise_papers.family.hyena import HyenaMixer
@@ -153,12 +153,6 @@ def test_few_lags_need_no_fft(causal: bool, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delattr(torch.fft, "rfft")
     product(None, x, taps)
     mixer(numbers(2, 12, 24))
-
-
-@pytest.mark.parametrize(("length", "points"), [(50, 65), (15, 16), (1, 2)])
-def test_products_by_a_spectrum(length: int, points: int) -> None:
-    product = lambda _, x, spectrum: spectral_product(x, spectrum)  # noqa: E731
-    compare(product, nn.Identity(), numbers(2, length, 35), numbers(2, 35, points, seed=1))
 
 
 KERNELS = [{"name": "rpe", "hidden": 8, "layers": 1}, {"name": "frequency", "hidden": 8, "layers": 1, "grid": 64}]

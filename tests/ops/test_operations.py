@@ -132,11 +132,6 @@ CASES = {
     "convolution of few lags": Case(
         convolution, lambda n: (randn(2, n, 20), randn(20, 9), 4, "auto", 2), without="batched gradients, empty"
     ),
-    "convolution by a spectrum": Case(
-        convolution,
-        lambda n: (randn(2, n, 20), randn(2, 20, 65), 0, "fft", 1),
-        without="batched gradients, empty, export",
-    ),
     "gated convolution by FFT": Case(
         _gated,
         lambda n: (randn(2, n, 20), randn(2, n, 20), randn(20, n), randn(2, 20), 0, "fft"),

@@ -142,12 +142,6 @@ class LagKernel(KeepsFloat32):
             f"{type(self).__name__} has no state-space form; `lagwise.ops.reduce_taps` finds one from its taps"
         )
 
-    def spectrum(self, points: int) -> Tensor | None:
-        """The spectrum of the kernel wrapped around a circle of this many points, as `spectral_product` takes it, or
-        None if the kernel is not parameterised in the frequency domain. Signals of at most ``points / 2`` tokens can
-        then skip the inverse FFT."""
-        return None
-
     @property
     def support(self) -> int | None:
         """Number of lags on one side; None if it is infinite. Taps from this lag on are zero, or below rounding in the

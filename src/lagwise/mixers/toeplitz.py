@@ -27,7 +27,7 @@ from lagwise.ops.streaming import (
     WindowState,
     due_step,
 )
-from lagwise.ops.toeplitz import dilated_prefill, fast_length, gated_product, reachable_taps, spectral_product
+from lagwise.ops.toeplitz import dilated_prefill, gated_product, reachable_taps
 from lagwise.ops.tokens import apply_linear, linears, silu_product, with_biases
 from lagwise.tables import build, known
 
@@ -241,20 +241,15 @@ class ToeplitzMixer(Derived, Mixer):
         return shard.by_channels(lambda x, layout: share.mix(x, None, layout)[0], x)
 
     def product(self, x: Tensor) -> Tensor:
-        """The product of whole rows with the kernel's taps or spectrum."""
-        spectrum = self._spectrum(x.shape[1])
-        if spectrum is not None:
-            return spectral_product(x, spectrum)
+        """The product of whole rows with the kernel's taps."""
         return toeplitz_product(x, self.taps(x.shape[1]), causal=self.causal, engine=self.engine)
 
     def gated(self, gate: Tensor, value: Tensor, biases: Tensor | None, layout: Layout) -> Tensor:
         """``silu(gate) * forward(silu(value))`` of whole rows: in fewer passes where kernels on a GPU or loops in C
         compute it. biases: as of `gated_product`."""
         if self.gates(layout) and not symbolic(value.shape[1]):
-            kernel, origin = self._spectrum(value.shape[1]), 0
-            if kernel is None:
-                kernel, origin = reachable_taps(self.taps(value.shape[1]), value.shape[1], self.causal)
-            mixed = gated_product(gate, value, kernel, origin, self.engine, biases)
+            taps, origin = reachable_taps(self.taps(value.shape[1]), value.shape[1], self.causal)
+            mixed = gated_product(gate, value, taps, origin, self.engine, biases)
             if mixed is not None:
                 return mixed
         gate, value = with_biases(gate, value, biases)
@@ -282,12 +277,6 @@ class ToeplitzMixer(Derived, Mixer):
             return taps if symbolic(length) else taps[:, :length]
         support = self.kernel.support
         return cached_taps(self.kernel, support if symbolic(length) and support else length)
-
-    def _spectrum(self, length: int) -> Tensor | None:
-        """The kernel's own spectrum, if it is one on the circle that a product of this length uses."""
-        if symbolic(length) or self.engine not in ("auto", "fft"):
-            return None
-        return self.kernel.spectrum(fast_length(2 * length - 1))
 
 
 class GTU(Mixer):

@@ -131,14 +131,11 @@ def multiply_packed(x: Tensor, kernel: Tensor, adjoint: bool, *, product: Tensor
     _launch("multiply", (x,), kernel, product, ADJOINT=adjoint)
 
 
-@kernel(
-    lambda x, grad, kernel, packed: (torch.empty_like(grad[0, :, :1] if packed else kernel), torch.empty_like(grad))
-)
-def spectrum_gradients(x: Tensor, grad: Tensor, kernel: Tensor, packed: bool, *, dkernel: Tensor, dx: Tensor) -> None:
-    """``sum conj(x) grad`` over batch and frames, like kernel or packed for `inverse`, and ``grad conj(kernel)`` for
-    `inverse`.
+@kernel(lambda x, grad, kernel: (torch.empty_like(grad[0, :, :1]), torch.empty_like(grad)))
+def spectrum_gradients(x: Tensor, grad: Tensor, kernel: Tensor, *, dkernel: Tensor, dx: Tensor) -> None:
+    """``sum conj(x) grad`` over batch and frames, and ``grad conj(kernel)``, both packed for `inverse`.
 
     Shapes: packed spectra x and grad ``(batch, channels, frames, n / 2)``, kernel ``(channels, 1, n / 2 + 1)``,
     complex64.
     """
-    _launch("gradients", (x, grad), kernel, dkernel, dx, PACKED=packed)
+    _launch("gradients", (x, grad), kernel, dkernel, dx)

@@ -36,42 +36,11 @@ _FEW_LAGS, _FEW_LAGS_WITHOUT_NATIVE, _VECTOR_CHANNELS = 128, 64, 16
 _FEW_LAGS_ON_GPU = 24  # docs/concepts.md, "Engines on a GPU"
 
 
-def spectral_product(x: Tensor, spectrum: Tensor) -> Tensor:
-    """`toeplitz_product` for a two-sided kernel given in the frequency domain: its taps are never transformed.
-
-    Formula: ``y = irfft(rfft(x, n) * spectrum, n)`` with n = 2 (points - 1).
-
-    Args:
-        x: ``(batch, length, channels)``.
-        spectrum: ``(2, channels, points)``, real and imaginary parts of the rfft of n taps on a circle, lag 0 first and
-            negative lags at the end. Separate parts, because a matrix product produces them.
-
-    Returns:
-        A tensor like x. Precision and round-off as in `toeplitz_product`.
-
-    Raises:
-        ValueError: For an empty signal, a signal longer than n / 2, whose lags do not fit on the circle, or a spectrum
-            with other channels.
-
-    Source: SKI-TNN §3.3.2.
-    """
-    if x.dim() != 3 or x.shape[1] == 0 or not x.is_floating_point():
-        raise ValueError(f"x must be (batch, length >= 1, channels) of real numbers, got {tuple(x.shape)} {x.dtype}")
-    if spectrum.dim() != 3 or spectrum.shape[:2] != (2, x.shape[2]) or spectrum.is_complex():
-        expected = f"(2, channels={x.shape[2]}, points) of real numbers"
-        raise ValueError(f"spectrum must be {expected}, got {tuple(spectrum.shape)} {spectrum.dtype}")
-    n_fft = 2 * (spectrum.shape[2] - 1)
-    if 2 * x.shape[1] > n_fft:
-        raise ValueError(f"{spectrum.shape[2]} points serve at most {n_fft // 2} tokens, got {x.shape[1]}")
-    return convolution(x, spectrum, 0, "fft")
-
-
 class _Settings(NamedTuple):
     origin: int
     engine: str
     dilation: int
-    count: int  # of taps, or of frequencies
-    channel_axis: int  # of the kernel
+    count: int  # of taps
 
 
 class _Contraction(torch.autograd.Function):
@@ -112,22 +81,21 @@ class _Contraction(torch.autograd.Function):
         if index != 2 and in_dims[1] is None:
             folded = a.movedim(in_dims[0], 0).flatten(0, 1)
             return _Contraction.apply(folded, b, index, settings).unflatten(0, (info.batch_size, -1)), 0
-        folded, axes = [], (2, settings.channel_axis if index != 2 else 2)
-        for t, dim, axis in zip((a, b), in_dims[:2], axes, strict=True):
+        folded, channels_of_b = [], 0 if index != 2 else 2
+        for t, dim, axis in zip((a, b), in_dims[:2], (2, channels_of_b), strict=True):
             t = t.unsqueeze(axis) if dim is None else t.movedim(dim, axis)
             folded.append(t.expand(*t.shape[:axis], info.batch_size, *t.shape[axis + 1 :]).flatten(axis, axis + 1))
-        axis = settings.channel_axis if index == 2 else 2
+        axis = 0 if index == 2 else 2
         return _Contraction.apply(*folded, index, settings).unflatten(axis, (info.batch_size, -1)), axis
 
 
 def _contract(a: Tensor, b: Tensor, index: int, settings: _Settings) -> Any:
-    origin, engine, dilation, count, channel_axis = settings
+    origin, engine, dilation, count = settings
     x, kernel, needs_grad = a, b, (True, False)
     if index == 2:
-        shape = (b.shape[2], count) if channel_axis == 0 else (2, b.shape[2], count)
-        x, kernel, needs_grad = b, b.new_empty(shape, dtype=compute_dtype(a, b)), (False, True)
+        x, kernel, needs_grad = b, b.new_empty((b.shape[2], count), dtype=compute_dtype(a, b)), (False, True)
     args = (x, kernel, origin, engine, dilation)
-    if index == 0 and symbolic(x.shape[1]) and channel_axis == 0:
+    if index == 0 and symbolic(x.shape[1]):
         return symbolic_product(x, kernel, origin, dilation)
     by = _Direct if is_direct(x, kernel, engine, dilation) else _FFT
     return by.evaluate(*args) if index == 0 else by.backward(args, (), [a], needs_grad)[index - 1]
@@ -142,7 +110,7 @@ def convolution(x: Tensor, kernel: Tensor, origin: int, engine: str = "auto", di
 
     Args:
         x: ``(batch, length, channels)``.
-        kernel: Taps ``(channels, n_taps)`` with lag 0 at index ``origin``, or frequencies as in `spectral_product`.
+        kernel: Taps ``(channels, n_taps)`` with lag 0 at index ``origin``.
         origin: Index of lag 0.
         engine: ``auto``, ``fft``, ``overlap_save`` or ``direct`` as in `toeplitz_product`, which checks the arguments;
             or ``spectral``, which is ``auto`` without the direct product.
@@ -153,7 +121,7 @@ def convolution(x: Tensor, kernel: Tensor, origin: int, engine: str = "auto", di
 
     Source: TNN eq. 4. Lag by lag: SKI-TNN §3.2 (T_sparse); TCNCA §2 (dilated).
     """
-    settings = _Settings(origin, engine, dilation, kernel.shape[-1], kernel.dim() - 2)
+    settings = _Settings(origin, engine, dilation, kernel.shape[1])
     if torch.compiler.is_compiling():  # exporters refuse some rules of a contraction
         return _contract(x, kernel, 0, settings)
     return _Contraction.apply(x, kernel, 0, settings)
@@ -161,7 +129,7 @@ def convolution(x: Tensor, kernel: Tensor, origin: int, engine: str = "auto", di
 
 def is_direct(x: Tensor, kernel: Tensor, engine: str, dilation: int = 1) -> bool:
     """Whether the product is computed lag by lag: on request, or where it is fastest, because there are few lags."""
-    if engine != "auto" or dilation > 1 or kernel.dim() == 3:
+    if engine != "auto" or dilation > 1:
         return engine == "direct" or dilation > 1
     count = kernel.shape[1]
     if fused(x, kernel):
@@ -258,12 +226,14 @@ class _Planned(Engine):
 
     @classmethod
     def evaluate(cls, x: Tensor, kernel: Tensor, origin: int, engine: str, dilation: int) -> Tensor:
-        return cls.product(x, kernel, spectral.plan_of(x, kernel, origin, engine))
+        return cls.product(x, kernel, spectral.plan_product(x.shape[1], kernel.shape[1], origin, engine))
 
     @classmethod
     def backward(cls, args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
         x, kernel, origin, engine, _ = args
-        return cls.gradients(grads[0], x, kernel, spectral.plan_of(x, kernel, origin, engine), needs_grad)[:2]
+        return cls.gradients(
+            grads[0], x, kernel, spectral.plan_product(x.shape[1], kernel.shape[1], origin, engine), needs_grad
+        )[:2]
 
 
 @convolution.engine("triton")
@@ -294,7 +264,7 @@ def gated_product(
     not so few lags that the direct engine is faster; otherwise None.
 
     Shapes: gate and value ``(batch, length, channels)``; kernel, taps ``(channels, n_taps)`` with lag 0 at index
-    origin, or frequencies as of `spectral_product`; biases ``(2, channels)``, added to gate and value before, which
+    origin; biases ``(2, channels)``, added to gate and value before, which
     only loops do; result like the gate. On a GPU, spectra are float32, and kept for the gradient. A graph for all
     lengths computes them again, since the length of its FFTs is no symbol. Loops compute the product again.
     """
@@ -314,7 +284,10 @@ def _gated(gate: Tensor, value: Tensor, kernel: Tensor, biases: Tensor | None, o
 
 
 def _in_one_part(value: Tensor, kernel: Tensor, origin: int, engine: str) -> bool:
-    return not is_direct(value, kernel, engine) and spectral.plan_of(value, kernel, origin, engine).parts == 1
+    return (
+        not is_direct(value, kernel, engine)
+        and spectral.plan_product(value.shape[1], kernel.shape[1], origin, engine).parts == 1
+    )
 
 
 @_gated.engine("triton")
@@ -325,7 +298,7 @@ class _GatedFrames(Engine):
 
     @staticmethod
     def forward(gate: Tensor, value: Tensor, kernel: Tensor, _: None, *settings: Any) -> tuple[Tensor, Values]:
-        plan = spectral.plan_of(value, kernel, *settings)
+        plan = spectral.plan_product(value.shape[1], kernel.shape[1], *settings)
         spectrum, factors = _gated_spectra(value, kernel, plan)
         frames = fused_frames.inverse(fused_frames.multiply_packed(spectrum, factors, False))
         y, out = fused_frames.store_gated(*fused_frames.used(frames, plan.valid_frames, value.shape[1]), gate)
@@ -334,13 +307,13 @@ class _GatedFrames(Engine):
     @staticmethod
     def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
         gate, value, kernel, _, *settings = args
-        plan = spectral.plan_of(value, kernel, *settings)
+        plan = spectral.plan_product(value.shape[1], kernel.shape[1], *settings)
         y, spectrum, factors = saved if len(saved) > 1 else (*saved, *_gated_spectra(value, kernel, plan))
         both = gate.new_empty((*gate.shape[:2], 2 * gate.shape[2]))
         dgate, dvalue = both.chunk(2, dim=2)  # neighbours in memory, for `joined`
         frames = fused_frames.load_gated_gradient(grads[0], y, gate, dgate, list(plan.valid_frames))
         spectra = (spectrum, fused_frames.transform(frames), factors)
-        dkernel, dspectrum = spectral.packed_gradients(*spectra, kernel, plan)
+        dkernel, dspectrum = spectral.packed_gradients(*spectra, kernel)
         frames = fused_frames.used(fused_frames.inverse(dspectrum), plan.signal_frames, value.shape[1])
         fused_frames.store_activation_gradient(*frames, value, dvalue)
         return dgate, dvalue, dkernel
@@ -361,12 +334,14 @@ class _GatedLoops(Engine):
 
     @staticmethod
     def evaluate(gate: Tensor, value: Tensor, kernel: Tensor, biases: Tensor | None, *settings: Any) -> Tensor:
-        return spectral.loop_values(value, kernel, spectral.plan_of(value, kernel, *settings), gate, biases)
+        return spectral.loop_values(
+            value, kernel, spectral.plan_product(value.shape[1], kernel.shape[1], *settings), gate, biases
+        )
 
     @staticmethod
     def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
         gate, value, kernel, biases, *settings = args
-        plan, needed = spectral.plan_of(value, kernel, *settings), (True, needs_grad[2])
+        plan, needed = spectral.plan_product(value.shape[1], kernel.shape[1], *settings), (True, needs_grad[2])
         gradients = spectral.loop_gradients(grads[0], value, kernel, plan, needed, gate, biases)
         dvalue, dkernel, dgate, dbiases = gradients
         return dgate, dvalue, dkernel, dbiases if needs_grad[3] else None
@@ -426,7 +401,7 @@ def _gated_like(pair: Tensor, kernel: Tensor, origin: int, engine: str, keep: bo
     batch, length, channels = pair.shape[0], pair.shape[1], pair.shape[2] // 2
     shapes: list[tuple[int, ...]] = [(0,), (0,)]
     if keep and _GatedFrames.serves(*_apart(pair, kernel, origin, engine)):
-        plan = spectral.plan_of(pair, kernel, origin, engine)
+        plan = spectral.plan_product(pair.shape[1], kernel.shape[1], origin, engine)
         points = plan.n_fft // 2
         shapes = [(batch, channels, plan.frames, points, 2), (channels, 1, points + 1, 2)]
     products = (pair.new_empty((batch, length, channels)) for _ in range(2))
