@@ -90,7 +90,7 @@ class CausalSKI:
 
     Options:
         spacing, width, degree: as in `SKIPlan` (8, 64, 1).
-        tolerance: instead of these, use the plan that `plan_from_tolerance` chooses for the current kernel at every
+        tolerance: instead of these, use the plan that `best_plan` chooses for the current kernel at every
             forward pass and at the start of every stream, or the most accurate one, with a warning, if none meets it.
             `torch.export` needs a plan.
 
@@ -150,7 +150,7 @@ class CausalSKI:
 
     @torch.no_grad()
     def choose(self, kernel: LagKernel) -> tuple[SKIPlan, float]:
-        """The plan for a causal kernel with its current parameters, and its error as `plan_from_tolerance` estimates
+        """The plan for a causal kernel with its current parameters, and its error as `best_plan` estimates
         it."""
         support = kernel.support
         lags = SAMPLED_LAGS if support is None else min(support, SAMPLED_LAGS)

@@ -59,7 +59,7 @@ silu_product.engine("triton")(SiluProduct)
 
 @silu_product.engine("loop")
 class _SiluProduct(Engine):
-    evaluate = staticmethod(native.silu_product)
+    evaluate = staticmethod(lambda *args: native.silu_product(*args))
 
     @staticmethod
     def serves(gate: Tensor, value: Tensor, biases: Tensor | None) -> bool:

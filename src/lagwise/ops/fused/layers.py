@@ -3,20 +3,19 @@ last by a loop in C, too."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops import native
-from lagwise.ops.fused import TritonEngine, autocast_dtype, fused, joined, kernel, launch, rows_of
+from lagwise.ops.fused import TritonEngine, autocast_dtype, joined, kernel, launch, rows_of
 from lagwise.ops.operation import Engine, Values, operation
 
 _BLOCK = 1024  # numbers of a program
 _TILE = {"ROWS": 64, "CHANNELS": 64}
-_PROGRAMS, _CPU_PROGRAMS = 1024, 16  # of a norm, at most; each sums the parameters' gradients over some rows
 _CAST = 4  # tensors of a launch
 
 
@@ -115,23 +114,62 @@ def residual_norm(
     return total, F.rms_norm(total, total.shape[-1:], weight, epsilon).to(dtype)
 
 
-class _OnePass(Engine):
-    unsaved = (0, 1)  # the sum is enough
+@kernel(native.norm_like)
+def norm(
+    x: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None, epsilon: float, centred: bool,
+    dtype: torch.dtype, *, total: Tensor, y: Tensor,
+) -> None:  # fmt: skip
+    x, branch = x.contiguous(), None if branch is None else branch.contiguous()
+    tensors = (x if t is None else t for t in (x, branch, weight, bias))
+    flags = {"BRANCH": branch is not None, "WEIGHT": weight is not None, "BIAS": bias is not None}
+    sizes, into = (x.shape[-1], epsilon), x if branch is None else total
+    launch("layers.norm", (_rows(x),), *tensors, into, y, *sizes, CENTRED=centred, **flags, BLOCK=_block(x))
 
-    @staticmethod
-    def forward(*args: Any) -> tuple[tuple[Tensor, Tensor], Values]:
-        (x, branch), (total, y) = args[:2], norm(*args)
+
+@kernel(native.norm_gradients_like)
+def norm_gradients(
+    grad: Tensor, grad_total: Tensor | None, x: Tensor, weight: Tensor | None, biased: bool, epsilon: float,
+    centred: bool, dtype: torch.dtype, branch: torch.dtype, *, dx: Tensor, dbranch: Tensor, parts: Tensor,
+) -> None:  # fmt: skip
+    grad, x, grad_total = grad.contiguous(), x.contiguous(), None if grad_total is None else grad_total.contiguous()
+    tensors = (grad, *(x if t is None else t for t in (grad_total, x, weight)))
+    flags = {"TOTAL": grad_total is not None, "BRANCH": branch != dtype, "WEIGHT": weight is not None, "BIAS": biased}
+    sizes = (_rows(x), x.shape[-1], epsilon)
+    launch(
+        "layers.norm_gradients", (len(parts),), *tensors, dx, dbranch, parts, *sizes, CENTRED=centred, **flags,
+        BLOCK=_block(x),
+    )  # fmt: skip
+
+
+def _rows(x: Tensor) -> int:
+    return x.numel() // x.shape[-1]
+
+
+def _block(x: Tensor) -> int:
+    return max(16, 1 << (x.shape[-1] - 1).bit_length())
+
+
+@residual_norm.engine("triton")
+class _Kernel(Engine):
+    unsaved = (0, 1)  # the sum is enough
+    serves = TritonEngine.serves
+    norm: ClassVar[Callable[..., Any]] = staticmethod(norm)
+    gradients: ClassVar[Callable[..., Any]] = staticmethod(norm_gradients)
+
+    @classmethod
+    def forward(cls, *args: Any) -> tuple[tuple[Tensor, Tensor], Values]:
+        (x, branch), (total, y) = args[:2], cls.norm(*args)
         return ((x, y), (x, None)) if branch is None else ((total, y), (total, branch.new_empty(0)))
 
-    @staticmethod
-    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+    @classmethod
+    def backward(cls, args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
         _, _, weight, bias, epsilon, centred, _ = args
         (total, branch), (grad_total, grad) = saved, grads
         kind = total.dtype if branch is None else branch.dtype
         if grad is None:
             return grad_total, None if branch is None else grad_total.to(kind)
         arguments = (grad, grad_total, total, weight, bias is not None, epsilon, centred)
-        dx, dbranch, parts = norm_gradients(*arguments, total.dtype, kind)
+        dx, dbranch, parts = cls.gradients(*arguments, total.dtype, kind)
         if not dbranch.numel():  # both have one dtype, so the gradients are one tensor
             dbranch = dx
         sums = iter(parts.sum(0)) if parts.numel() else iter(())
@@ -145,97 +183,14 @@ class _OnePass(Engine):
         return [total, zeros, *args[2:]]
 
 
-@residual_norm.engine("triton")
-class _Kernel(_OnePass):
-    serves = TritonEngine.serves
-
-
 @residual_norm.engine("loop")
-class _Loop(_OnePass):
+class _Loop(_Kernel):
+    norm = staticmethod(lambda *args: native.residual_norm(*args))
+    gradients = staticmethod(lambda *args: native.residual_norm_gradients(*args))
+
     @staticmethod
     def serves(x: Tensor, branch: Tensor | None, *_: object) -> bool:
         return native.serves(x, x if branch is None else branch, min_elements=native.MIN_ELEMENTS)
-
-
-def _norm_like(x: Tensor, branch: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
-    total = x.new_empty(0) if branch is None else x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, branch.dtype))
-    return total, x.new_empty(x.shape, dtype=rest[-1])
-
-
-@kernel(_norm_like)
-def norm(
-    x: Tensor,
-    branch: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    epsilon: float,
-    centred: bool,
-    dtype: torch.dtype,
-    *,
-    total: Tensor,
-    y: Tensor,
-) -> None:
-    """The sum, empty without a branch, and its norm."""
-    x, branch = x.contiguous(), None if branch is None else branch.contiguous()
-    into = x if branch is None else total
-    if not fused(x):
-        native.residual_norm(x, branch, weight, bias, epsilon, centred, into, y)
-        return
-    tensors = (x if t is None else t for t in (x, branch, weight, bias))
-    flags = {"BRANCH": branch is not None, "WEIGHT": weight is not None, "BIAS": bias is not None}
-    sizes = (x.shape[-1], epsilon)
-    launch("layers.norm", (_rows(x),), *tensors, into, y, *sizes, CENTRED=centred, **flags, BLOCK=_block(x))
-
-
-def _rows(x: Tensor) -> int:
-    return x.numel() // x.shape[-1]
-
-
-def _block(x: Tensor) -> int:
-    return max(16, 1 << (x.shape[-1] - 1).bit_length())
-
-
-def _programs(x: Tensor) -> int:
-    return min(_CPU_PROGRAMS if x.device.type == "cpu" else _PROGRAMS, _rows(x))
-
-
-def _norm_gradients_like(grad, grad_total, x, weight, biased, epsilon, centred, dtype, branch):
-    return (
-        x.new_empty(x.shape, dtype=dtype),
-        x.new_empty(0 if branch == dtype else x.shape, dtype=branch),
-        x.new_empty((_programs(x), (weight is not None) + biased, x.shape[-1]), dtype=torch.float32),
-    )
-
-
-@kernel(_norm_gradients_like)
-def norm_gradients(
-    grad: Tensor,
-    grad_total: Tensor | None,
-    x: Tensor,
-    weight: Tensor | None,
-    biased: bool,
-    epsilon: float,
-    centred: bool,
-    dtype: torch.dtype,
-    branch: torch.dtype,
-    *,
-    dx: Tensor,
-    dbranch: Tensor,
-    parts: Tensor,
-) -> None:
-    """Compute gradients of x, of the branch (empty for the same dtype), and of weight and bias, in parts."""
-    grad, x, grad_total = grad.contiguous(), x.contiguous(), None if grad_total is None else grad_total.contiguous()
-    if not fused(x):
-        of_branch = dbranch if dbranch.numel() else None
-        native.residual_norm_gradients(grad, grad_total, x, weight, epsilon, centred, dx, of_branch, parts, biased)
-        return
-    tensors = (grad, *(x if t is None else t for t in (grad_total, x, weight)))
-    flags = {"TOTAL": grad_total is not None, "BRANCH": branch != dtype, "WEIGHT": weight is not None, "BIAS": biased}
-    sizes = (_rows(x), x.shape[-1], epsilon)
-    launch(
-        "layers.norm_gradients", (len(parts),), *tensors, dx, dbranch, parts, *sizes, CENTRED=centred, **flags,
-        BLOCK=_block(x),
-    )  # fmt: skip
 
 
 def joint_linear(

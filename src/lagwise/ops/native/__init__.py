@@ -13,6 +13,8 @@ from lagwise.ops.native.loops import (
     gated_grid_gradients,
     grid_into,
     lag_products,
+    norm_gradients_like,
+    norm_like,
     residual_norm,
     residual_norm_gradients,
     silu_product,

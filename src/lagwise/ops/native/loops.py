@@ -18,6 +18,7 @@ from lagwise.ops.operation import loop_operator
 _PARTS_PER_THREAD, _TOKENS_OF_A_PART, _ELEMENTS_OF_PARTS = 8, 512, 1 << 22
 _MAX_LAGS = 1024  # at once: the loop keeps more than this many tokens on a thread's stack
 _GRID_TASKS, _GATE_PARTS = 4, 4  # per thread, when computing gradients
+_NORM_PARTS, _NORM_PROGRAMS = 16, 1024  # at most; each sums the parameters' gradients over some rows, on a CPU or a GPU
 _ROW = 1024  # numbers of a row of gates, where any size will do
 
 
@@ -32,7 +33,7 @@ def lag_products(y: Tensor, x: Tensor, first: int, last: int, dilation: int) -> 
 
 
 def _some_lag_products(y: Tensor, x: Tensor, first: int, last: int, dilation: int) -> Tensor:
-    _, group, lag_group, *_ = loops()
+    group, lag_group = loops().lanes, loops().lags
     (batch, length, channels), lags, threads = x.shape, last - first + 1, torch.get_num_threads()
     part = (-(-channels // group), -(-lags // lag_group) * lag_group, group)
     parts = min(batch * length // _TOKENS_OF_A_PART, _PARTS_PER_THREAD * threads, _ELEMENTS_OF_PARTS // math.prod(part))
@@ -72,7 +73,8 @@ def gated_grid_gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Compute gradients of `gated_grid` with respect to its arguments, from its result's."""
     grad, gate, value = (t.contiguous() for t in (grad.to(gate.dtype), gate, value))
-    sizes, threads, (_, lanes, _, span, _) = _grid_sizes(gate, rows, columns), torch.get_num_threads(), loops()
+    sizes, threads = _grid_sizes(gate, rows, columns), torch.get_num_threads()
+    lanes, span = loops().lanes, loops().span
     groups = -(-gate.shape[2] // lanes)
     parts = min(gate.shape[0], -(-_GRID_TASKS * threads // -(-groups // span)))
     taps = [_grouped(t) for t in (rows, columns, rows.flip(1), columns.flip(1))]
@@ -143,39 +145,44 @@ class _NormSizes(ctypes.Structure):
     _fields_ = [(name, ctypes.c_long) for name in _names.split()]
 
 
+def norm_like(x: Tensor, branch: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
+    """The sum, empty without a branch, and its norm."""
+    total = x.new_empty(0) if branch is None else x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, branch.dtype))
+    return total, x.new_empty(x.shape, dtype=rest[-1])
+
+
+@loop_operator(norm_like)
 def residual_norm(
-    x: Tensor,
-    branch: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    epsilon: float,
-    centred: bool,
-    total: Tensor,
-    y: Tensor,
-) -> None:
-    """Compute ``total = x + branch``, unless there is none and total is x, and y, the norm of the total; as in
-    `lagwise.ops.fused.layers`. Tensors are contiguous, float32 or bfloat16, on the CPU."""
-    sizes = _norm_sizes(x, x if branch is None else branch, total, y, 0, centred)
-    call("residual_norm", sizes, x, branch, _float(weight), _float(bias), total, y, epsilon)
+    x: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None, epsilon: float, centred: bool,
+    dtype: torch.dtype, *, total: Tensor, y: Tensor,
+) -> None:  # fmt: skip
+    """`lagwise.ops.fused.layers.residual_norm`, float32 or bfloat16, on the CPU."""
+    x, branch = x.contiguous(), None if branch is None else branch.contiguous()
+    into = x if branch is None else total
+    sizes = _norm_sizes(x, x if branch is None else branch, into, y, 0, centred)
+    call("residual_norm", sizes, x, branch, _float(weight), _float(bias), into, y, epsilon)
 
 
+def norm_gradients_like(grad, grad_total, x, weight, biased, epsilon, centred, dtype, branch):
+    """Gradients of x, of the branch (empty for the same dtype), and of weight and bias, in parts."""
+    parts = min(_NORM_PARTS if x.device.type == "cpu" else _NORM_PROGRAMS, x.numel() // x.shape[-1])
+    return (
+        x.new_empty(x.shape, dtype=dtype),
+        x.new_empty(0 if branch == dtype else x.shape, dtype=branch),
+        x.new_empty((parts, (weight is not None) + biased, x.shape[-1]), dtype=torch.float32),
+    )
+
+
+@loop_operator(norm_gradients_like)
 def residual_norm_gradients(
-    grad: Tensor,
-    grad_total: Tensor | None,
-    total: Tensor,
-    weight: Tensor | None,
-    epsilon: float,
-    centred: bool,
-    dx: Tensor,
-    dbranch: Tensor | None,
-    parts: Tensor,
-    biased: bool,
-) -> None:
-    """Compute the gradients of x, of the branch, and of weight and bias in parts ``(parts, 0 to 2, channels)``."""
-    sizes = _norm_sizes(dx, dx if dbranch is None else dbranch, total, grad, len(parts), centred)
-    slots = iter(parts.unbind(1))
+    grad: Tensor, grad_total: Tensor | None, x: Tensor, weight: Tensor | None, biased: bool, epsilon: float,
+    centred: bool, dtype: torch.dtype, branch: torch.dtype, *, dx: Tensor, dbranch: Tensor, parts: Tensor,
+) -> None:  # fmt: skip
+    grad, x, grad_total = grad.contiguous(), x.contiguous(), None if grad_total is None else grad_total.contiguous()
+    of_branch, slots = dbranch if dbranch.numel() else None, iter(parts.unbind(1))
+    sizes = _norm_sizes(dx, dx if of_branch is None else of_branch, x, grad, len(parts), centred)
     sums = [next(slots) if needed else None for needed in (weight is not None, biased)]
-    tensors = (grad, grad_total, total, _float(weight), dx, dbranch, *sums)
+    tensors = (grad, grad_total, x, _float(weight), dx, of_branch, *sums)
     call("residual_norm_gradients", sizes, *tensors, parts.stride(0), epsilon)
 
 

@@ -9,7 +9,7 @@ from lagwise.ops.ski.interpolation import (
     row_spacing,
     spaced_grid,
 )
-from lagwise.ops.ski.plans import PLANS, SAMPLED_LAGS, best_plan, plan_from_tolerance, ski_error
+from lagwise.ops.ski.plans import PLANS, SAMPLED_LAGS, best_plan, ski_error
 from lagwise.ops.ski.products import (
     SKIPlan,
     causal_ski_matrix,

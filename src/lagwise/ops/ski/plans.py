@@ -13,40 +13,21 @@ _SAMPLED_CHANNELS = 16
 SAMPLED_LAGS = 1024
 
 
-def plan_from_tolerance(taps: Tensor, tolerance: float, *, ends: bool = False) -> tuple[SKIPlan, float]:
-    """The cheapest plan whose estimated error on this kernel is within the tolerance, and that error.
+def best_plan(taps: Tensor, tolerance: float, *, ends: bool = False) -> tuple[SKIPlan, float]:
+    """The cheapest plan whose estimated error on a kernel is within the tolerance, or the most accurate one if there is
+    none; and that error.
 
-    The estimate is `ski_error` on the 16 roughest channels (by second differences) and the first 1024 lags. The choice
-    depends on values, so an exported model cannot make it.
+    The estimate is `ski_error` on the 16 roughest channels (by second differences) and the first 1024 lags, relative
+    as the tolerance. The choice depends on values, so an exported model cannot make it.
 
-    Args:
-        taps: ``(channels, n)``, lag 0 first.
-        tolerance: Relative error, greater than 0.
-        ends: Whether the kernel is zero beyond the taps; otherwise it is not examined there.
-
-    Returns:
-        The plan and its estimated error.
-
-    Raises:
-        ValueError: If tolerance is not positive, or if no plan meets it: the message gives the best plan's error.
+    Shapes: taps ``(channels, n)``, lag 0 first. ``ends``: whether the kernel is zero beyond the taps; otherwise it is
+    not examined there.
 
     >>> smooth = 0.999 ** torch.arange(4096.0)[None]
-    >>> plan, error = plan_from_tolerance(smooth, 1e-3)
+    >>> plan, error = best_plan(smooth, 1e-3)
     >>> plan.spacing > 1, error < 1e-3
     (True, True)
     """
-    if not tolerance > 0:  # NaN too
-        raise ValueError(f"tolerance must be positive, got {tolerance}")
-    plan, error = best_plan(taps, tolerance, ends=ends)
-    if not error <= tolerance:
-        raise ValueError(
-            f"no SKI plan meets tolerance {tolerance:g} on this kernel (best: {error:.1e}); use engine 'fft'"
-        )
-    return plan, error
-
-
-def best_plan(taps: Tensor, tolerance: float, *, ends: bool = False) -> tuple[SKIPlan, float]:
-    """`plan_from_tolerance`, but with the most accurate plan if none meets the tolerance."""
     taps = taps.detach()
     roughness = taps.diff(n=2, dim=1).abs().sum(1) / taps.abs().sum(1).clamp(min=1e-30)
     chosen = roughness.topk(min(_SAMPLED_CHANNELS, len(taps))).indices
