@@ -60,35 +60,41 @@ def _grid(x: Tensor) -> tuple[int, int, int]:
 
 
 @kernel(lambda x, log_decay: (_states(x, log_decay), _states(x, log_decay)))
-def average_ends(x: Tensor, log_decay: Tensor, *, ends: Tensor, slopes: Tensor) -> None:
+def average_ends(x: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor]:
     """Compute averages at the end of each chunk from zero, and their derivatives by the decay."""
-    x = contiguous_rows(x)
+    x, ends, slopes = contiguous_rows(x), _states(x, log_decay), _states(x, log_decay)
     launch(
         "average.average_ends", _grid(x), x, log_decay.contiguous(), ends, slopes, *x.shape[1:], ends.shape[1],
         log_decay.shape[1], *x.stride()[:2], **_sizes(log_decay),
     )  # fmt: skip
+    return ends, slopes
 
 
-@kernel(lambda ends, slopes, _: (torch.empty_like(ends), ends.new_empty(0 if slopes is None else ends.shape)))
-def average_starts(
-    ends: Tensor, slopes: Tensor | None, log_decay: Tensor, *, starts: Tensor, start_slopes: Tensor
-) -> None:
+def _starts_like(ends: Tensor, slopes: Tensor | None, log_decay: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(ends), ends.new_empty(0) if slopes is None else torch.empty_like(slopes)
+
+
+@kernel(_starts_like)
+def average_starts(ends: Tensor, slopes: Tensor | None, log_decay: Tensor) -> tuple[Tensor, Tensor]:
     """State at the start of each chunk and its derivative. Without `slopes`: the reverse scan."""
+    starts, start_slopes = _starts_like(ends, slopes, log_decay)
     batch, chunks, dimension, channels = ends.shape
     launch(
         "average.average_starts", (-(-channels // _CHANNELS), batch), ends, ends if slopes is None else slopes,
         log_decay.contiguous(), starts, start_slopes, channels, chunks, dimension,
         REVERSE=slopes is None, SLOPES=slopes is not None, **_sizes(log_decay),
     )  # fmt: skip
+    return starts, start_slopes
 
 
 @kernel(lambda x, *_: x.new_empty(x.shape))
-def average_outputs(x: Tensor, weight: Tensor, log_decay: Tensor, direct: Tensor, starts: Tensor, *, y: Tensor) -> None:
-    x = contiguous_rows(x)
+def average_outputs(x: Tensor, weight: Tensor, log_decay: Tensor, direct: Tensor, starts: Tensor) -> Tensor:
+    x, y = contiguous_rows(x), x.new_empty(x.shape)
     launch(
         "average.average_outputs", _grid(x), x, weight.contiguous(), log_decay.contiguous(), direct, starts, y,
         *x.shape[1:], *starts.shape[1:3], *x.stride()[:2], **_sizes(log_decay),
     )  # fmt: skip
+    return y
 
 
 def _gradients_like(grad, x, weight, log_decay, direct, starts, slopes):
@@ -99,25 +105,25 @@ def _gradients_like(grad, x, weight, log_decay, direct, starts, slopes):
 
 @kernel(_gradients_like)
 def average_gradients(
-    grad: Tensor, x: Tensor, weight: Tensor, log_decay: Tensor, direct: Tensor, starts: Tensor, slopes: Tensor,
-    *, inner: Tensor, parameters: Tensor, directs: Tensor, before: Tensor,
-) -> None:  # fmt: skip
+    grad: Tensor, x: Tensor, weight: Tensor, log_decay: Tensor, direct: Tensor, starts: Tensor, slopes: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradient before the activation; those of weight and log_decay, and of direct, by each chunk; and what tokens
     before each chunk receive."""
     grad, x = contiguous_rows(grad), contiguous_rows(x)
+    results = _gradients_like(grad, x, weight, log_decay, direct, starts, slopes)
     launch(
         "average.average_gradients", _grid(x), grad, x, weight.contiguous(), log_decay.contiguous(), direct, starts,
-        slopes, inner, parameters, directs, before, *x.shape[1:], *starts.shape[1:3], *grad.stride()[:2],
-        *x.stride()[:2], **_sizes(log_decay),
+        slopes, *results, *x.shape[1:], *starts.shape[1:3], *grad.stride()[:2], *x.stride()[:2], **_sizes(log_decay),
     )  # fmt: skip
+    return results
 
 
 @kernel(lambda inner, *_: torch.empty_like(inner))
-def average_adjoint(
-    inner: Tensor, weight: Tensor, log_decay: Tensor, direct: Tensor, after: Tensor, *, dx: Tensor
-) -> None:
+def average_adjoint(inner: Tensor, weight: Tensor, log_decay: Tensor, direct: Tensor, after: Tensor) -> Tensor:
     """The gradient of x from that before the activation."""
+    dx = torch.empty_like(inner)
     launch(
         "average.average_adjoint", _grid(inner), inner, weight.contiguous(), log_decay.contiguous(), direct, after, dx,
         *inner.shape[1:], *after.shape[1:3], **_sizes(log_decay),
     )  # fmt: skip
+    return dx

@@ -3,22 +3,9 @@
 Offsets of rows are int64: a tensor may have more than 2**31 elements.
 """
 
-import triton
 import triton.language as tl
 
 from lagwise.ops.fused.launcher import launched, silu, silu_slope
-
-
-@triton.jit
-def place(channels, chunks, dimension, STATES: tl.constexpr, CHANNELS: tl.constexpr):
-    """A program's chunk, row and channels; which channels, and which of their averages, there are; and the positions of
-    these among factors and among states."""
-    k, b = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
-    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    n = tl.arange(0, STATES)
-    own = c < channels
-    position = ((b * chunks + k) * dimension + n[None, :]) * channels + c[:, None]
-    return k, b, c, own, own[:, None] & (n < dimension)[None, :], c[:, None] * dimension + n[None, :], position
 
 
 @launched
@@ -27,8 +14,12 @@ def average_ends(
     CHUNK: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """The averages ``s <- q s + x`` at the end of a chunk that starts from zero, and their derivatives by q."""
-    k, b, c, own, both, factor, position = place(channels, chunks, dimension, STATES, CHANNELS)
-    q = tl.exp(tl.load(log_decay + factor, both, 0.0))
+    k, b = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
+    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    n = tl.arange(0, STATES)
+    own = c < channels
+    both = own[:, None] & (n < dimension)[None, :]
+    q = tl.exp(tl.load(log_decay + c[:, None] * dimension + n[None, :], both, 0.0))
     s = tl.zeros([CHANNELS, STATES], tl.float32)
     t = tl.zeros([CHANNELS, STATES], tl.float32)
     for i in range(CHUNK):
@@ -36,6 +27,7 @@ def average_ends(
         v = tl.load(x + b * x_row + j * x_token + c, own & (j < length), 0.0).to(tl.float32)
         t = s + q * t
         s = q * s + v[:, None]
+    position = ((b * chunks + k) * dimension + n[None, :]) * channels + c[:, None]
     tl.store(ends + position, s, both)
     tl.store(slopes + position, t, both)
 
@@ -71,11 +63,15 @@ def average_outputs(
     CHUNK: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """``silu(sum_n w_n s_n + direct x)`` in one chunk, from the averages before it."""
-    k, b, c, own, both, factor, position = place(channels, chunks, dimension, STATES, CHANNELS)
-    q = tl.exp(tl.load(log_decay + factor, both, 0.0))
-    w = tl.load(weight + factor, both, 0.0)
+    k, b = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
+    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    n = tl.arange(0, STATES)
+    own = c < channels
+    both = own[:, None] & (n < dimension)[None, :]
+    q = tl.exp(tl.load(log_decay + c[:, None] * dimension + n[None, :], both, 0.0))
+    w = tl.load(weight + c[:, None] * dimension + n[None, :], both, 0.0)
     d = tl.load(direct + c, own, 0.0).to(tl.float32)
-    s = tl.load(starts + position, both, 0.0)
+    s = tl.load(starts + ((b * chunks + k) * dimension + n[None, :]) * channels + c[:, None], both, 0.0)
     for i in range(CHUNK):
         j = k * CHUNK + i
         real = own & (j < length)
@@ -93,10 +89,15 @@ def average_gradients(
 ):  # fmt: skip
     """Compute gradients of one chunk: before the activation, of the parameters by these tokens, and of the tokens
     before the chunk."""
-    k, b, c, own, both, factor, position = place(channels, chunks, dimension, STATES, CHANNELS)
-    q = tl.exp(tl.load(log_decay + factor, both, 0.0))
-    w = tl.load(weight + factor, both, 0.0)
+    k, b = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
+    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    n = tl.arange(0, STATES)
+    own = c < channels
+    both = own[:, None] & (n < dimension)[None, :]
+    q = tl.exp(tl.load(log_decay + c[:, None] * dimension + n[None, :], both, 0.0))
+    w = tl.load(weight + c[:, None] * dimension + n[None, :], both, 0.0)
     d = tl.load(direct + c, own, 0.0).to(tl.float32)
+    position = ((b * chunks + k) * dimension + n[None, :]) * channels + c[:, None]
     s, t = tl.load(starts + position, both, 0.0), tl.load(start_slopes + position, both, 0.0)
     by_weight = tl.zeros([CHANNELS, STATES], tl.float32)
     by_decay = tl.zeros([CHANNELS, STATES], tl.float32)
@@ -117,7 +118,7 @@ def average_gradients(
         by_direct += g * v
         before += power * g[:, None]
         power *= q
-    part = dparameters + position + (b * chunks + k) * dimension * channels
+    part = dparameters + ((b * chunks + k) * 2 * dimension + n[None, :]) * channels + c[:, None]
     tl.store(part, by_weight, both)
     tl.store(part + dimension * channels, by_decay * w * q, both)
     tl.store(backward + position, before * w, both)
@@ -130,11 +131,15 @@ def average_adjoint(
     CHUNK: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """The gradient of x in one chunk, from its end to its start."""
-    k, b, c, own, both, factor, position = place(channels, chunks, dimension, STATES, CHANNELS)
-    q = tl.exp(tl.load(log_decay + factor, both, 0.0))
-    w = tl.load(weight + factor, both, 0.0)
+    k, b = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
+    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    n = tl.arange(0, STATES)
+    own = c < channels
+    both = own[:, None] & (n < dimension)[None, :]
+    q = tl.exp(tl.load(log_decay + c[:, None] * dimension + n[None, :], both, 0.0))
+    w = tl.load(weight + c[:, None] * dimension + n[None, :], both, 0.0)
     d = tl.load(direct + c, own, 0.0).to(tl.float32)
-    a = tl.load(starts + position, both, 0.0)
+    a = tl.load(starts + ((b * chunks + k) * dimension + n[None, :]) * channels + c[:, None], both, 0.0)
     for i in range(CHUNK):
         j = k * CHUNK + CHUNK - 1 - i
         real = own & (j < length)
