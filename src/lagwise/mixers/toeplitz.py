@@ -27,7 +27,7 @@ from lagwise.ops.streaming import (
     WindowState,
     due_step,
 )
-from lagwise.ops.toeplitz import dilated_prefill, gated_product, reachable_taps
+from lagwise.ops.toeplitz import dilated_step, gated_product, reachable_taps
 from lagwise.ops.tokens import apply_linear, linears, silu_product, with_biases
 from lagwise.tables import build, known
 
@@ -58,9 +58,6 @@ class Exact:
             if limit is not None and layout.mask is not None and not symbolic(x.shape[1]) and x.shape[1] > limit:
                 return from_first_token(lambda x, _: mixer.product(x), x, layout.mask), None  # padding does not count
             return mixer.product(x), None
-        if isinstance(state, WindowState):
-            y, ring = dilated_prefill(x, mixer.derived().taps, 1, *state)
-            return y, WindowState(ring, state.seen + x.shape[1])
         if kernel.max_length is not None:
             kernel.check_length(state.seen + x.shape[1])
         y, state = online_prefill(x, state)
@@ -70,6 +67,9 @@ class Exact:
         """`Mixer.mix_token`."""
         if isinstance(state, DueState):
             return due_step(x, state, mixer.derived().near)
+        if isinstance(state, WindowState):
+            y, ring = dilated_step(x, mixer.derived().taps.flip(1).t(), 1, *state)
+            return y, WindowState(ring, state.seen + 1)
         y, state = self.mix(mixer, x[:, None], state, Layout())
         return y[:, 0], state
 
@@ -95,7 +95,7 @@ class StateSpace(Exact):
                 return super().mix(mixer, x, None, layout)
             state = self.init_state(mixer, x.shape[0])
         ssm = mixer.derived()
-        y, parts = ssm.prefill(x, state, lambda size: self._blocks(mixer, size), graph=mixer.frozen)
+        y, parts = ssm.prefill(x, state, lambda size: self._blocks(mixer, size))
         return y.to(x.dtype), ModalState(*parts)
 
     def mix_timed(
