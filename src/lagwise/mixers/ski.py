@@ -27,7 +27,7 @@ from lagwise.ops.ski import (
     split_kernel,
 )
 from lagwise.ops.toeplitz import convolution
-from lagwise.ops.window import Window, extended, ordered, ring_of, ring_product, ring_tokens, ring_write, spaced
+from lagwise.ops.window import Window, extended, ring_of, ring_product, ring_tokens, ring_write, spaced
 from lagwise.tables import check_integer
 
 _FIRST_NODES = 64
@@ -243,7 +243,8 @@ class CausalSKI:
             return F.pad(rows, (0, 0, first, size - rows.shape[1] - first))
 
         new = x.to(taps.short.dtype)
-        past = ordered(state.tail, state.seen)
+        assert isinstance(state.tail, Window)
+        past = state.tail.tokens
         past = past[:, max(0, past.shape[1] - plan.width + 1) :].to(new.dtype)
         near = convolution(torch.cat([past, new], 1), taps.short.t().flip(1), 0, "direct")[:, past.shape[1] :]
         after = state._replace(tail=extended(state.tail, new, state.seen), seen=seen)

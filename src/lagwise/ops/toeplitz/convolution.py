@@ -63,10 +63,8 @@ class _Contraction(torch.autograd.Function):
         operands.insert(ctx.index, grad)  # in the place of the result
         for position, needed in zip(sorted({0, 1, 2} - {ctx.index}), ctx.needs_input_grad[:2], strict=True):
             others = [operand for other, operand in enumerate(operands) if other != position]
-            gradient = (
-                _Contraction.apply(*others, position, ctx.settings).to(operands[position].dtype) if needed else None
-            )
-            gradients.append(gradient)
+            gradient = _Contraction.apply(*others, position, ctx.settings) if needed else None
+            gradients.append(None if gradient is None else gradient.to(operands[position].dtype))
         return *gradients, None, None
 
     @staticmethod
