@@ -179,7 +179,7 @@ def truncation_length(decay: float, tolerance: float) -> int | None:
     return max(1, math.ceil(math.log(tolerance) / math.log(decay)))
 
 
-@convolution.engine("direct kernel")
+@convolution.engine("triton_direct")
 class _DirectKernel(Engine):
     @staticmethod
     def serves(x: Tensor, kernel: Tensor, origin: int, engine: str, dilation: int) -> bool:
