@@ -247,11 +247,9 @@ class ToeplitzMixer(Derived, Mixer):
     def gated(self, gate: Tensor, value: Tensor, biases: Tensor | None, layout: Layout) -> Tensor:
         """``silu(gate) * forward(silu(value))`` of whole rows: in fewer passes where kernels on a GPU or loops in C
         compute it. biases: as of `gated_product`."""
-        if self.gates(layout) and not symbolic(value.shape[1]):
+        if self.gates(layout) and not symbolic(value.shape[1]) and self.engine in ("auto", "fft", "overlap_save"):
             taps, origin = reachable_taps(self.taps(value.shape[1]), value.shape[1], self.causal)
-            mixed = gated_product(gate, value, taps, origin, self.engine, biases)
-            if mixed is not None:
-                return mixed
+            return gated_product(gate, value, taps, origin, self.engine, biases)
         gate, value = with_biases(gate, value, biases)
         return silu_product(gate, self(F.silu(value), layout=layout))
 

@@ -17,7 +17,6 @@ from lagwise.ops.fused import TritonEngine, fused, joined
 from lagwise.ops.fused import convolution as fused_convolution
 from lagwise.ops.fused import frames as fused_frames
 from lagwise.ops.operation import (
-    PLAIN,
     Engine,
     Values,
     compute_dtype,
@@ -28,7 +27,7 @@ from lagwise.ops.operation import (
 from lagwise.ops.toeplitz import direct, spectral
 from lagwise.ops.toeplitz.block import centre
 from lagwise.ops.toeplitz.direct import symbolic_product
-from lagwise.ops.tokens import with_biases
+from lagwise.ops.tokens import silu_product, with_biases
 
 # Largest numbers of lags for which this engine is faster, forward and backward, on the CPU in float32, with and without
 # the loops of `native`, for at least as many channels as fill a vector (docs/log.md, "few lags").
@@ -257,42 +256,38 @@ convolution.in_graphs("toeplitz_product", lambda x, *_: torch.empty_like(x, memo
 
 def gated_product(
     gate: Tensor, value: Tensor, kernel: Tensor, origin: int, engine: str, biases: Tensor | None = None
-) -> Tensor | None:
-    """``silu(gate) * (kernel * silu(value))`` where kernels on a GPU or loops in C serve the product by FFT, and it has
-    not so few lags that the direct engine is faster; otherwise None.
+) -> Tensor:
+    """``silu(gate) * (kernel * silu(value))``, in one engine where kernels on a GPU or loops in C serve the product by
+    FFT, and it has not so few lags that the direct engine is faster.
 
     Shapes: gate and value ``(batch, length, channels)``; kernel, taps ``(channels, n_taps)`` with lag 0 at index
-    origin; biases ``(2, channels)``, added to gate and value before, which
-    only loops do; result like the gate. On a GPU, spectra are float32, and kept for the gradient. A graph for all
-    lengths computes them again, since the length of its FFTs is no symbol. Loops compute the product again.
+    origin; biases ``(2, channels)``, added to gate and value before, which only loops do; result like the gate. On a
+    GPU, spectra are float32, and kept for the gradient. A graph for all lengths computes them again, since the length
+    of its FFTs is no symbol. Loops compute the product again.
     """
-    if gate.dtype != value.dtype or engine not in ("auto", "fft", "overlap_save"):
-        return None
-    static = has_static_value(gate.shape[1])
-    if in_graph() and fused(gate, value, kernel):
-        return None if biases is not None else _gated_pair(_Pair.apply(gate, value), kernel, origin, engine, static)
-    args = (gate, value, kernel, biases, origin, engine)
-    return _gated(*args) if static and _gated.chosen(*args) != PLAIN else None
+    if biases is None and in_graph() and fused(gate, value, kernel):
+        return _gated_pair(_Pair.apply(gate, value), kernel, origin, engine, has_static_value(gate.shape[1]))
+    return _gated(gate, value, kernel, biases, origin, engine)
 
 
 @operation
 def _gated(gate: Tensor, value: Tensor, kernel: Tensor, biases: Tensor | None, origin: int, engine: str) -> Tensor:
     gate, value = with_biases(gate, value, biases)
-    return F.silu(gate) * convolution(F.silu(value), kernel, origin, engine)
+    return silu_product(gate, convolution(F.silu(value), kernel, origin, engine))
 
 
-def _in_one_part(value: Tensor, kernel: Tensor, origin: int, engine: str) -> bool:
-    return (
-        not is_direct(value, kernel, engine)
-        and spectral.plan_product(value.shape[1], kernel.shape[1], origin, engine).parts == 1
-    )
+def _in_one_part(gate: Tensor, value: Tensor, kernel: Tensor, origin: int, engine: str) -> bool:
+    """Whether the product is one by FFT, of which a graph knows the length, without parts of the kernel."""
+    if gate.dtype != value.dtype or not has_static_value(value.shape[1]) or is_direct(value, kernel, engine):
+        return False
+    return spectral.plan_product(value.shape[1], kernel.shape[1], origin, engine).parts == 1
 
 
 @_gated.engine("triton")
 class _GatedFrames(Engine):
     @staticmethod
     def serves(gate: Tensor, value: Tensor, kernel: Tensor, biases: Tensor | None, *settings: Any) -> bool:
-        return biases is None and fused(gate, value, kernel) and _in_one_part(value, kernel, *settings)
+        return biases is None and fused(gate, value, kernel) and _in_one_part(gate, value, kernel, *settings)
 
     @staticmethod
     def forward(gate: Tensor, value: Tensor, kernel: Tensor, _: None, *settings: Any) -> tuple[Tensor, Values]:
@@ -328,7 +323,7 @@ class _GatedLoops(Engine):
     @staticmethod
     def serves(gate: Tensor, value: Tensor, kernel: Tensor, biases: Tensor | None, *settings: Any) -> bool:
         served = native.serves(gate) and spectral.by_loops(value, kernel)
-        return served and _in_one_part(value, kernel, *settings)
+        return served and _in_one_part(gate, value, kernel, *settings)
 
     @staticmethod
     def evaluate(gate: Tensor, value: Tensor, kernel: Tensor, biases: Tensor | None, *settings: Any) -> Tensor:
