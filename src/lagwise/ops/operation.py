@@ -412,8 +412,7 @@ _SCHEMA = {
 def _typed(parameters: Sequence[inspect.Parameter], writes: Iterable[str] = ()) -> list[str]:
     """Parameters as an operator's schema has them."""
     kinds = [f"Tensor(a{n}!)" if p.name in writes else _SCHEMA[p.annotation] for n, p in enumerate(parameters)]
-    names = [f"{p.name}={p.default}" if isinstance(p.default, int) else p.name for p in parameters]
-    return [f"{kind} {name}" for kind, name in zip(kinds, names, strict=True)]
+    return [f"{kind} {p.name}" for kind, p in zip(kinds, parameters, strict=True)]
 
 
 def _tensors(count: int) -> str:

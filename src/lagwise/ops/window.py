@@ -230,6 +230,11 @@ def extended(past: Window | Tensor, x: Tensor, seen: Tensor) -> Window | Tensor:
     return ring_write(past, x[:, 0], seen)
 
 
+def ordered(past: Window | Tensor, seen: Tensor) -> Tensor:
+    """The tokens ``(batch, size, channels)``, oldest first."""
+    return past.tokens if isinstance(past, Window) else ring_tokens(past, seen)
+
+
 def latest(past: Window | Tensor, recent: Recent) -> Tensor:
     """The tokens ``(batch, size, channels)`` that a `Recent` is about."""
     return past.latest(recent.size) if isinstance(past, Window) else past

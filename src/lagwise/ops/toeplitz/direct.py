@@ -60,12 +60,10 @@ def _image(x: Tensor, dilation: int) -> Tensor:
     return (F.pad(x, (0, 0, 0, missing)) if missing else x).unflatten(1, (-1, dilation))
 
 
-def _taps_like(grad: Tensor, x: Tensor, first: int, last: int, dilation: int = 1) -> Tensor:
-    return x.new_empty((x.shape[2], last - first + 1), dtype=compute_dtype(x, grad))
-
-
-@loop_operator(_taps_like)
-def tap_gradient(grad: Tensor, x: Tensor, first: int, last: int, dilation: int = 1) -> Tensor:
+@loop_operator(
+    lambda grad, x, first, last, _: x.new_empty((x.shape[2], last - first + 1), dtype=compute_dtype(x, grad))
+)
+def tap_gradient(grad: Tensor, x: Tensor, first: int, last: int, dilation: int) -> Tensor:
     """Gradient of `convolve` with respect to its taps: ``sum_i grad_i x_{i - m dilation}`` for m = first..last.
 
     Shapes: grad and x ``(batch, length, channels)``; result ``(channels, last - first + 1)``. Computed in C if
