@@ -410,7 +410,7 @@ _SCHEMA = {
 
 
 def _typed(parameters: Sequence[inspect.Parameter], writes: Iterable[str] = ()) -> list[str]:
-    """Parameters as an operator's schema has them."""
+    """Return parameters as an operator's schema has them."""
     kinds = [f"Tensor(a{n}!)" if p.name in writes else _SCHEMA[p.annotation] for n, p in enumerate(parameters)]
     return [f"{kind} {p.name}" for kind, p in zip(kinds, parameters, strict=True)]
 

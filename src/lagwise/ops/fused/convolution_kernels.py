@@ -19,7 +19,7 @@ def place(length, channels, TOKENS: tl.constexpr, CHANNELS: tl.constexpr):
 
 @triton.jit
 def met(j, tile, length):
-    """Which numbers of a tile meet a token: j of the signal."""
+    """Tell which numbers of a tile meet a token: j of the signal."""
     return tile & ((j >= 0) & (j < length))[:, None]
 
 

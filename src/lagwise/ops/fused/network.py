@@ -78,7 +78,7 @@ def _normed(z: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
 
 @_layers.engine("triton")
 class _AtOnce(Engine):
-    """Kernels, or in graphs the same in PyTorch. Eagerly, layers of `lagwise.kernels.rpe` are faster than the
+    """The kernels, or in graphs the same in PyTorch. Eagerly, layers of `lagwise.kernels.rpe` are faster than the
     latter."""
 
     @staticmethod

@@ -146,7 +146,7 @@ class _NormSizes(ctypes.Structure):
 
 
 def norm_like(x: Tensor, branch: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
-    """The sum, empty without a branch, and its norm."""
+    """Return memory for the sum, empty without a branch, and its norm."""
     total = x.new_empty(0) if branch is None else x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, branch.dtype))
     return total, x.new_empty(x.shape, dtype=rest[-1])
 
@@ -164,7 +164,7 @@ def residual_norm(
 
 
 def norm_gradients_like(grad, grad_total, x, weight, biased, epsilon, centred, dtype, branch):
-    """Gradients of x, of the branch (empty for the same dtype), and of weight and bias, in parts."""
+    """Return memory for gradients of x, of the branch (empty for the same dtype), and of weight and bias, in parts."""
     parts = min(_NORM_PARTS if x.device.type == "cpu" else _NORM_PROGRAMS, x.numel() // x.shape[-1])
     return (
         x.new_empty(x.shape, dtype=dtype),
