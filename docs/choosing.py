@@ -79,7 +79,8 @@ model is a choice. Where there are steps, they are those of two blocks of 256 ch
 _DOUBTS = """
 ## How sure this is
 
-Most trainings were run once. Models whose perplexities differ by a few per cent should be taken as equal. The learning
+Most trainings were run once, with one seed. Models whose perplexities differ by a few per cent should be taken as
+equal. The learning
 rate is one for all, as in the papers, and was not tuned for each. All times are of a CPU, and a GPU may order them
 differently: attention in particular is faster there.
 """

@@ -33,8 +33,8 @@ def trainings() -> str:
 
 _INTRODUCTION = """## Long Range Arena
 
-The recipes lra-TASK-small with seed 0, on one thread, two at a time. Steps are as many as fit into the same CPU time
-for all models of a task, by the cost of a step that was measured before; image-ski-tnn, which reads pixels as one
+The recipes lra-TASK-small with one seed, 0, on one thread, two at a time. Steps are as many as fit into the same CPU
+time for all models of a task, by the cost of a step that was measured before; image-ski-tnn, which reads pixels as one
 sequence, has a quarter more than image-tnn-2d. Minutes are of the clock: they include validation, and waiting for other
 work on the machine. Validation is the accuracy after a third and two thirds of the run and at its end, or after its
 half and at its end; the test accuracy is that of the best validation checkpoint, in per cent.

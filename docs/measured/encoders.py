@@ -49,7 +49,7 @@ def pretraining() -> str:
     columns = ["recipe", "parameters", "steps", *(f"loss at {length:,}" for length in lengths), "hidden tokens found"]
     return f"""## Encoders: pretraining
 
-The recipes NAME-mlm for the same time each, about an hour on one thread, on novels and WikiText-2 (BPE of
+The recipes NAME-mlm for the same time each, about an hour on one thread, one seed, on novels and WikiText-2 (BPE of
 8,192 tokens, batches of 16, sequences of 128 to 512 tokens, learning rate 0.001 for all). The steps of all models were
 timed in turn. Losses are nats for each hidden token of the test texts, the same tokens at every length. SKI-TNN had 64
 nodes at every length here, as published; with `spacing` it extrapolates.
@@ -98,10 +98,10 @@ def image_classifiers() -> str:
     return f"""## Images: training
 
 The recipe tnn-cifar (tnn-2d), TNN over the sequence of patches (tnn), and a vision transformer (vit), all with the same
-augmentation. Each has the number of steps that fits into an hour of one thread, by the CPU time of some steps, with
-`--cifar img/cifar10.npz --minutes 60`. On Fashion-MNIST the recipe had an hour and a half, batches of 64 and no
-cropping. Minutes and images per second are by the clock, beside other work, and include augmentation and validation.
-The last columns are for test images enlarged beyond the trained size.
+augmentation and one seed. Each has the number of steps that fits into an hour of one thread, by the CPU time of some
+steps, with `--cifar img/cifar10.npz --minutes 60`. On Fashion-MNIST the recipe had an hour and a half, batches of 64
+and no cropping. Minutes and images per second are by the clock, beside other work, and include augmentation and
+validation. The last columns are for test images enlarged beyond the trained size.
 
 {measured_table(name, columns, rows)}
 

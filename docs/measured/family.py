@@ -106,9 +106,9 @@ def comparison() -> str:
 novels, sequences of 512, in batches of 4 at one learning rate, 0.002. Each model takes the steps that
 {next(iter(content.values()))["minutes"]:g} minutes of one idle thread hold; two runs at a time, on a machine with other
 work, took {min(elapsed):.0f} to {max(elapsed):.0f}. Perplexity on validation text, and on test text by length (a dash
-for lengths that a model does not have), with the standard deviation over seeds where there are several. Losses at one
-step are from runs whose schedules end at different steps. The last column is from TNN's tables 2 and 15: 45 million
-parameters, WikiText-103."""
+for lengths that a model does not have), of one seed, or with the standard deviation over seeds where there are several.
+Losses at one step are from runs whose schedules end at different steps. The last column is from TNN's tables 2 and 15:
+45 million parameters, WikiText-103."""
     if bfloat16 := [name for name, run in content.items() if run["machine"]["bfloat16"]]:
         introduction += f" Another processor trained {' and '.join(sorted(bfloat16))}, in bfloat16, for as many steps."
     return f"""## Language models of one size
@@ -169,8 +169,8 @@ def ablations() -> str:
     columns = ["variant", "test at 512", "average over lengths", "paper, validation", "paper, average over lengths"]
     return f"""### Ablations of TNN
 
-TNN's tables 7 to 10 at this size, after {minutes:g} minutes of one thread: perplexity at the trained length, and the
-average over 512 to 14,336 tokens, for variants that have all lengths.
+TNN's tables 7 to 10 at this size, after {minutes:g} minutes of one thread, one seed: perplexity at the trained length,
+and the average over 512 to 14,336 tokens, for variants that have all lengths.
 
 {measured_table(name, columns, rows)}
 

@@ -38,14 +38,14 @@ def novels() -> str:
     ]
     return f"""## Language models on 100 novels
 
-Bytes, 1,750 steps of 4,096 tokens at length 512, models of like size; bits per byte on the same 229,376 test bytes at
-several lengths. On all of them at once gzip needs 3.00 and xz 2.63.
+Bytes, 1,750 steps of 4,096 tokens at length 512, models of like size, one seed; bits per byte on the same 229,376 test
+bytes at several lengths. On all of them at once gzip needs 3.00 and xz 2.63.
 
 {measured_table(one, ["model", "parameters", "steps/s", *lengths], first)}
 
 ![Validation curves and extrapolation](../benchmarks/results/novels-tnn-transformer.png)
 
-The same data, steps and seed, with later code:
+The same data and steps, and the same one seed, with later code:
 
 {measured_table(two, ["model", "parameters", "validation", *lengths], second)}
 
@@ -89,8 +89,9 @@ novels, and grows with the length of the text, because a longer text repeats mor
 
 The recipe best-lm on bytes, or on a BPE of the text's own with n-grams and matches of its tokens, one seed each, in
 minutes of the processor; bits per byte of all bytes of the test text at 512 tokens, and at about 14,336 bytes. With
-`data.tokenizer=auto` the recipe reads a BPE of 4,096 where the text has 8 MB or more and the training reads two million
-tokens or more. The enwik8 here has 3.9 MB, which a BPE reads three times in ten minutes; small has 300 KB of novels.
+`data.tokenizer=auto` the recipe reads a BPE where the text has 8 MB or more: of 1,024 tokens if the training would read
+1.6 million bytes or more, of 4,096 from five million on. The enwik8 here has 3.9 MB, which a BPE reads three times in
+ten minutes; small has 300 KB of novels.
 
 {_words()}"""
 
@@ -111,13 +112,13 @@ def _words() -> str:
 def search() -> str:
     return f"""## The search for the best language model per minute
 
-In the names, fd is FD-TNN's kernel in TNN's gated unit, local attention in chunks of 128, conv a short convolution, and
-lru a recurrence; their layers alternate. deep has more layers, wide a larger width. +N adds embeddings of n-grams of 2
-to N bytes (`model.ngram_sizes`). N-grams are ahead in short trainings; after 20 minutes little is left of their lead on
-enwik8 and on the standard library, whose bytes are read twice. Models that end in -muon are trained by Muon
-(`training.optimizer=muon`): of a short training it needs 0.6 times the steps, but here a step takes a third longer, and
-after 20 minutes little or nothing is left of its lead. Larger batches hide that cost. Attention with ALiBi is an
-earlier and slower version.
+One seed each. In the names, fd is FD-TNN's kernel in TNN's gated unit, local attention in chunks of 128, conv a short
+convolution, and lru a recurrence; their layers alternate. deep has more layers, wide a larger width. +N adds embeddings
+of n-grams of 2 to N bytes (`model.ngram_sizes`). N-grams are ahead in short trainings; after 20 minutes little is left
+of their lead on enwik8 and on the standard library, whose bytes are read twice. Models that end in -muon are trained by
+Muon (`training.optimizer=muon`): of a short training it needs 0.6 times the steps, but here a step takes a third
+longer, and after 20 minutes little or nothing is left of its lead. Larger batches hide that cost. Attention with ALiBi
+is an earlier and slower version.
 
 {measured_table(_SEARCH, _COLUMNS, _per_minute(_SEARCH))}"""
 
@@ -147,8 +148,8 @@ def recall() -> str:
     columns = ["model", *("length {}, {} tokens".format(*case.split("/")) for case in found)]
     return f"""## Associative recall
 
-Correct answers in per cent after one small budget for all: 600 steps of 32 sequences at length 64, 250 of 4 at 1,024.
-Guessing a value reaches 20 with 10 tokens and 10 with 20.
+Correct answers in per cent after one small budget for all, one seed: 600 steps of 32 sequences at length 64, 250 of 4
+at 1,024. Guessing a value reaches 20 with 10 tokens and 10 with 20.
 
 {measured_table(name, columns, rows)}"""
 
@@ -166,8 +167,8 @@ def queries() -> str:
     return f"""## Multi-query associative recall
 
 Queries answered correctly in per cent (MQAR, by Zoology's rules), of 128 tokens in sequences of 64, after the same CPU
-time for all, three quarters of a minute: 64 channels, three layers (best-lm: four), attention in chunks of 16 except in
-the Transformer, which sees the whole sequence. Guessing a value reaches 1.6. Learning rates are not tuned and no model
-is trained to its end.
+time for all, three quarters of a minute, one seed: 64 channels, three layers (best-lm: four), attention in chunks of 16
+except in the Transformer, which sees the whole sequence. Guessing a value reaches 1.6. Learning rates are not tuned and
+no model is trained to its end.
 
 {measured_table(name, ["model", "steps", *(f"{n}, {pairs} pairs" for n, pairs in sizes)], rows)}"""

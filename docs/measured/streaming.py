@@ -72,7 +72,9 @@ def _long() -> str:
         rows.append([job, amount, *memory, files])
     columns = ["work", "amount", "MiB at first", "half way", "at the end", "open files at most"]
     return f"""Memory and open files of a process, in long training, eight streams of a converted model, sessions that
-are opened and closed, and a server one in ten of whose clients leaves early:
+are opened and closed, and a server one in ten of whose clients leaves early. The server's memory grows until about
+8,000 requests; of 6.9 MiB that it grew over as many in another measurement, 5.9 were free blocks of the allocator and
+1.0 was in use:
 
 {measured_table(name, columns, rows)}
 

@@ -77,7 +77,7 @@ def test_the_first_states_are_those_of_a_line_and_a_season(period: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_the_variant_has_the_lowest_corrected_criterion(seed: int) -> None:
     """Of short series, where the correction decides."""
-    count = 8 + seed
+    count = 6 + seed
     x = np.random.default_rng(seed).normal(size=count).cumsum()
     best, lowest = Smoothing(1.0), np.inf
     for level, damping, trend in itertools.product(_LEVEL, (1.0, *_DAMPING), (None, *_TREND_PER_LEVEL)):

@@ -26,7 +26,7 @@ from torch.export import Dim
 
 from lagwise import testing
 from lagwise.mixers import MIXERS, Mixer
-from lagwise.mixers.base import state_grows
+from lagwise.mixers.base import mixers_of
 from lagwise.mixers.derived import frozen
 from lagwise.mixers.state import detached, join_states, renewed, select_rows
 from lagwise_papers.bench.streams import state_bytes
@@ -52,7 +52,7 @@ STREAMED = [
     testing.check_joined_states,
     testing.check_fixed_shapes,
 ]
-GROWING = [case for case in STREAMS if state_grows(make(*case, causal=True))]
+GROWING = [case for case in STREAMS if any(part.grows for part in mixers_of(make(*case, causal=True)))]
 FIXED = [case for case in STREAMS if case not in GROWING]
 
 
@@ -271,7 +271,7 @@ def test_a_state_carried_on_in_training(name: str, options: dict) -> None:
     """As a constant it gives the outputs of the whole sequence, and gradients for the parameters as they are now: those
     of finite differences with the same state. A growing state is not carried."""
     mixer = make(name, options, causal=True)
-    if state_grows(mixer):
+    if any(part.grows for part in mixers_of(mixer)):
         return
     x, before = noise(2, 60), [p.detach().clone() for p in mixer.parameters()]
     step = 1e-8  # the networks of some kernels have kinks, which a larger step meets

@@ -56,7 +56,7 @@ def test_the_signature_lists_the_columns_that_a_head_reads_and_its_labels(name: 
     assert names >= {*inputs, "attention_mask", "inputs_embeds"}
     assert find_labels(head) == ["labels"]
     known = inspect.signature(LagwiseModel.forward).parameters.keys() | {"self", "num_items_in_batch", "labels"}
-    assert names - known <= {"logits_to_keep", "skip_logits"}
+    assert names - known <= {"logits_to_keep", "skip_logits", "cu_seqlens"}
 
 
 @pytest.mark.parametrize("head", TARGETS, ids=lambda h: h.__name__)

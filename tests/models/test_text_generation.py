@@ -102,7 +102,7 @@ def test_long_prompts_are_encoded_in_chunks(
         *(({"temperature": value}, "temperature") for value in (math.nan, math.inf)),
         *(({"top_p": value}, "top_p") for value in (0, math.nan)),
         *(({"max_new_tokens": value}, "max_new_tokens") for value in (0, 2.5)),
-        ({"max_new_tokens": 10**30}, "max_new_tokens must be at most"),
+        ({"max_new_tokens": 10**9 + 1}, "max_new_tokens must be at most"),
         *(({"stop": value}, "stop must be a list of non-empty texts") for value in ("text", [""])),
         ({"prompt": "a\udc00"}, "half of a UTF-16 pair at character 1"),
     ],
@@ -163,6 +163,11 @@ def test_invalid_bytes_do_not_block_the_output(model: LagwiseForCausalLM) -> Non
     chunks: list[str] = []
     generate_text(fixed.model(model), fixed.tokenizer, "a", max_new_tokens=90, temperature=0, write=chunks.append)
     assert len(chunks) >= 10
+    writer = generation.TextWriter(load_tokenizer("bytes"), [torch.tensor([65])], (), False, None)
+    for number in range(9):
+        assert not "".join(writer.texts), number
+        writer.take(0xFF)
+    assert "".join(writer.texts)
 
 
 @pytest.mark.parametrize("wrong", range(12))

@@ -15,15 +15,16 @@ from graph_code import recording
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from lagwise.blocks import MegaBlock
+from lagwise.blocks import MegaBlock, MegalodonBlock
 from lagwise.blocks.prenorm import LayerNorm, RMSNorm, residual_normed
 from lagwise.kernels import KernelNetwork
-from lagwise.mixers import ShortConvMixer, TCNMixer
+from lagwise.mixers import ShortConvMixer, TCNMixer, TimestepNorm
 from lagwise.mixers.ema import EMAMixer
 from lagwise.mixers.toeplitz import GTU, ToeplitzMixer
 from lagwise.ops import dilated_convolution, fused, native, toeplitz_product
-from lagwise.ops.fused import network
+from lagwise.ops.fused import average, network
 from lagwise.ops.fused.convolution import residual_convolutions
+from lagwise.ops.recurrence.timestep_norm import affine_timestep_norm
 from lagwise.ops.toeplitz.convolution import _gated, is_direct
 from lagwise.ops.tokens import apply_linear, linears, silu_product
 from lagwise_papers.family.hyena import HyenaMixer
@@ -186,6 +187,10 @@ def test_gated_toeplitz_units(kernel: dict[str, Any], causal: bool, half: bool) 
             MegaBlock(16, memory={"name": "ema", "dimension": 4}, query_size=8, value_size=16, chunk=16),
             {"average_outputs", "gated_update_kernel", "gated_update_gradients"},
         ),
+        (
+            MegalodonBlock(16, query_size=8, value_size=16, chunk=16, groups=2),
+            {"scaled_groups", "summed_groups", "average_outputs", "average_adjoint"},
+        ),
     ],
     ids=lambda given: type(given).__name__,
 )
@@ -261,12 +266,41 @@ def test_gated_short_convolutions(causal: bool, half: bool) -> None:
 
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("dimension", [1, 3])
-def test_moving_averages(dimension: int, half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lagwise.ops.fused.average._CHUNK", 16)
+@pytest.mark.parametrize("complex_poles", [False, True])
+def test_moving_averages(complex_poles: bool, dimension: int, half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    served, compute = [], average.average_outputs
+    monkeypatch.setattr(average, "average_outputs", lambda *args: served.append(args[0].dtype) or compute(*args))
+    monkeypatch.setattr(average, "_CHUNK", 16)
     torch.manual_seed(0)
-    mixer = EMAMixer(33, dimension=dimension)
+    kernel = {"name": "cema", "dimension": dimension}
+    mixer = ToeplitzMixer(33, kernel=kernel) if complex_poles else EMAMixer(33, dimension=dimension)
+    if isinstance(mixer, ToeplitzMixer):
+        nn.init.normal_(mixer.kernel.gamma)
     x = numbers(2, 37, 33, dtype=HALF if half else torch.float32)
     compare(lambda mixer, x: mixer(x), mixer, x, tolerance=2e-2 if half else 5e-5)
+    assert served == [x.dtype]  # not in float64
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("groups", [1, 3])
+def test_timestep_norms(groups: int, half: bool) -> None:
+    torch.manual_seed(0)
+    norm = TimestepNorm(33, groups=groups)
+    nn.init.normal_(norm.weight)
+    x = 3 + 2 * numbers(2, 37, 33, dtype=HALF if half else torch.float32)
+    compare(lambda norm, x: norm(x), norm, x, tolerance=2e-2 if half else 5e-5)
+    assert affine_timestep_norm.chosen(x, norm.weight, norm.bias, groups, 1e-5) == "triton"
+
+
+@pytest.mark.parametrize("module", [TimestepNorm(12, groups=3), ToeplitzMixer(12, kernel={"name": "cema"})], ids=str)
+def test_second_derivatives(module: nn.Module, device: torch.device) -> None:
+    def curvature(x: Tensor, kind: torch.dtype) -> Tensor:
+        made, x = copy.deepcopy(module).to(device, kind), x.to(kind).requires_grad_()
+        (slope,) = torch.autograd.grad(made(x).pow(3).sum(), x, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), x)[0]
+
+    found, exact = (curvature(numbers(2, 20, 12), kind) for kind in (torch.float32, torch.float64))
+    assert_close(found.double(), exact, rtol=1e-3, atol=1e-4 * float(exact.abs().max()))
 
 
 @pytest.mark.parametrize("layers", [0, 3])

@@ -12,7 +12,7 @@ import torch
 from gated_layer import GatedLayer
 from torch import nn
 
-from lagwise.blocks import MegaBlock
+from lagwise.blocks import MegaBlock, MegalodonBlock
 from lagwise.mixers import ShortConvMixer, TCNMixer
 from lagwise.mixers.toeplitz import GTU, ToeplitzMixer
 from lagwise.ops import fused
@@ -30,6 +30,7 @@ def modules() -> list[nn.Module]:
         ToeplitzMixer(16, kernel={"name": "warped", "filter_size": 8}, engine="ski"),
         MegaBlock(16, memory={"name": "ema", "dimension": 4}, query_size=8, value_size=16, chunk=16),
         MegaBlock(16, memory={"name": "tcn", "depth": 2}, query_size=8, value_size=16, chunk=16),
+        MegalodonBlock(16, query_size=8, value_size=16, chunk=16, groups=2),
         ShortConvMixer(16, kernel_size=3),
         TCNMixer(16, depth=2),
     ]

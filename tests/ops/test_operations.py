@@ -28,6 +28,7 @@ from lagwise.ops.grid import _gated_grid
 from lagwise.ops.operation import PLAIN, Operation
 from lagwise.ops.packing import move_rows
 from lagwise.ops.recurrence.scan import _block_scan
+from lagwise.ops.recurrence.timestep_norm import affine_timestep_norm
 from lagwise.ops.ski.products import _sparse_plus_smooth
 from lagwise.ops.toeplitz import convolution
 from lagwise.ops.toeplitz.convolution import _gated
@@ -90,6 +91,14 @@ CASES = {
         moving_average,
         lambda n: (randn(2, n, 20), randn(20, 3), -randn(20, 3).exp(), randn(20)),
         without="batched gradients, empty, export",  # open lengths have taps instead
+    ),
+    "complex average": Case(
+        moving_average,
+        lambda n: (randn(2, n, 20), randn(20, 3, 2), -randn(20, 3).exp(), randn(20), randn(20, 3)),
+        without="batched gradients, empty, export",
+    ),
+    "timestep norm": Case(
+        affine_timestep_norm, lambda n: (randn(2, n, 20), randn(20), randn(20), 5, 1e-5), without="empty"
     ),
     "convolutions": Case(
         residual_convolutions,
@@ -422,7 +431,7 @@ PREDICATES = re.findall(
     "symbolic is_compiling in_graph fused traced differentiable transformed _frozen exporting narrow has_static_value "
     "available few_lags is_tracing cpu_graph callable_directly definitions_only open_length",
 )
-MAX_QUESTIONS = 102
+MAX_QUESTIONS = 103
 
 
 @functools.cache

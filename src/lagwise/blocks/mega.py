@@ -141,5 +141,6 @@ class QueryKey(nn.Module):
         nn.init.normal_(self.scale, std=0.02)
         nn.init.zeros_(self.shift)
 
-    def forward(self, shared: Tensor) -> tuple[Tensor, Tensor]:
-        return shared * self.scale[0] + self.shift[0], shared * self.scale[1] + self.shift[1]
+    def forward(self, shared: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
+        query, key = torch.addcmul(self.shift, shared[..., None, :], self.scale, value=factor).unbind(-2)
+        return query, key

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -151,9 +150,8 @@ class NormalizedQueryKey(QueryKey):
         nn.init.ones_(self.scale)
         nn.init.zeros_(self.shift)
 
-    def forward(self, shared: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, shared: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
         normed = rms_norm(shared.unflatten(-1, (self.heads, -1)), self.epsilon)
         root = normed.shape[-1] ** 0.5
-        pair = torch.addcmul(self.shift, normed.flatten(-2)[..., None, :], self.scale / root)
-        query, key = pair.unbind(-2)
+        query, key = super().forward(normed.flatten(-2), factor / root)
         return query * root, key

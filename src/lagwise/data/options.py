@@ -31,8 +31,8 @@ class DataOptions:
     tokenizer: str = "bytes"
     """`bytes`, `bpe` (trained on the data), `bpe-uncased` (the same in lower case), `words` (those between spaces),
     `characters` (those of the data), one that another package declares, such as lagwise-papers `dna`, or a tokenizer
-    folder. `auto`, for text: `bpe` with 4,096 tokens for long trainings of language models on long texts, and
-    `bytes` for others."""
+    folder. `auto`, for text: `bpe` with 1,024 or 4,096 tokens for long trainings of language models on long texts,
+    and `bytes` for others."""
     vocab_size: Annotated[Count, Field(le=LARGEST_VOCABULARY)] = 8192
     """Tokens of a `bpe` tokenizer, at most of `bpe-uncased`, `words` and `characters`; of associative recall, half
     keys and half values."""

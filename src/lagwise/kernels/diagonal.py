@@ -29,6 +29,8 @@ class DiagonalKernel(LagKernel):
     needs_float64 = True
     #: whether poles are in float64: rounded to float32, those near 1 would be off by much of their decay
     exact_poles: bool = True
+    #: whether a GPU runs the recurrence over whole sequences (`lagwise.ops.fused.average.moving_average`)
+    few_modes: bool = False
 
     def sides(self) -> list[Side]:
         """The modes for lags 0 and up, and, if the kernel is two-sided, those for 0 and down, with a direct part of 0,
@@ -68,7 +70,7 @@ class DiagonalKernel(LagKernel):
             factor = zoh_inputs(torch.complex(-decay, angle), self.token_time)
             scaled = torch.view_as_complex(weight.contiguous()) * factor.to(weight.dtype.to_complex())
             decay, angle, weight = decay * self.token_time, angle * self.token_time, torch.view_as_real(scaled)
-        return [(decay[i], angle[i], weight[i], direct * (i == 0)) for i in range(len(decay))]
+        return [(decay[i], angle[i], weight[i], direct * 0 if i else direct) for i in range(len(decay))]
 
     def taps(self, length: int) -> Tensor:
         if traced():  # graphs hold no complex numbers, at any length

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lagwise.kernels.base import LagKernel, joined_sides
 from lagwise.kernels.diagonal import DiagonalKernel, Side
+from lagwise.ops.fused.average import MOST_COMPLEX
 from lagwise.ops.recurrence import ema_parameters, ema_taps, zoh_inputs
 from lagwise.tables import check_integer
 
@@ -116,6 +117,7 @@ class CEMAKernel(DiagonalKernel):
     def __init__(self, channels: int, *, causal: bool = True, dimension: int = 16):
         super().__init__(channels, causal)
         shape = (1 if causal else 2, channels, check_integer("dimension", dimension))
+        self.few_modes = causal and dimension <= MOST_COMPLEX
         self.alpha, self.delta = (nn.Parameter(torch.empty(shape)) for _ in range(2))
         self.theta = nn.Parameter(torch.empty(*shape[:2], 1))
         self.gamma = nn.Parameter(torch.empty(*shape, 2))
@@ -139,7 +141,8 @@ class CEMAKernel(DiagonalKernel):
     def sides(self) -> list[Side]:
         dtype, n = self.precision(self.alpha), self.alpha.shape[2]
         with torch.autocast(self.alpha.device.type, enabled=False):
-            alpha, delta, theta = (p.double().sigmoid() for p in (self.alpha, self.delta, self.theta))
+            together = torch.cat([self.alpha, self.delta, self.theta], 2).double().sigmoid()
+            alpha, delta, theta = together.split([n, n, 1], 2)
             angle = torch.arange(1, n + 1, device=theta.device) * (2 * math.pi / n * theta)
             weight = self.gamma.to(dtype) * (n**-0.5 * alpha[..., None]).to(dtype)
             return self._zoh(-torch.log1p(-alpha * delta), angle, weight, self.omega.to(dtype))

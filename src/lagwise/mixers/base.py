@@ -17,8 +17,6 @@ from lagwise.ops.packing import per_document
 
 _CONTINUOUS = "use mixers and kernels in continuous time, such as s4d, dss, s5, lru, cema and ema"
 
-Prefill = Callable[[Tensor, Any, Layout], tuple[Tensor, Any]]
-
 
 class StreamModule(nn.Module):
     """A layer on ``(batch, length, channels)`` that takes whole sequences or, if causal, the next tokens of a stream.
@@ -306,27 +304,16 @@ def mixers_of(mixer: Mixer) -> list[Mixer]:
     return [part for part in mixer.modules() if isinstance(part, Mixer)]
 
 
-def state_grows(mixer: Mixer) -> bool:
-    """Whether the state of a mixer, or of one inside, grows with the text."""
-    return any(part.grows for part in mixers_of(mixer))
-
-
 def check_heads(channels: int, heads: int) -> None:
     """Raise ValueError unless heads divides the channels."""
     if heads < 1 or channels % heads:
         raise ValueError(f"heads must divide the {channels} channels, got {heads}")
 
 
-def padded_prefill(prefill: Prefill, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
-    """The next tokens of rows with padding anywhere, as if each row had only its real tokens.
-
-    Args:
-        prefill: ``(x, state, layout) -> (y, state)``, for padding before the first token of rows or, without a mask,
-            for none.
-        x: ``(batch, length, ...)``.
-        state: The state before.
-        layout: Must have a mask.
-    """
+def padded_prefill(prefill: Callable[..., Any], x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
+    """The next tokens ``(batch, length, ...)`` of rows with padding anywhere, as if each row had only its real tokens.
+    prefill: ``(x, state, layout) -> (y, state)`` for padding before the first token of rows or, without a mask, for
+    none."""
     mask = layout.mask
     assert mask is not None
     if traced():

@@ -81,12 +81,12 @@ class ChunkedAttention(Derived):
         sliding: bool = False,
     ):
         super().__init__()
-        for name, width in (("query_size", query_size), ("heads", heads), ("chunk", chunk)):
+        evaluation_chunk = chunk if evaluation_chunk is None else evaluation_chunk
+        widths = {"query_size": query_size, "heads": heads, "chunk": chunk, "evaluation_chunk": evaluation_chunk}
+        for name, width in widths.items():
             check_integer(name, width)
-        if evaluation_chunk is not None:
-            check_integer("evaluation_chunk", evaluation_chunk)
         self.query_size, self.heads, self.causal = query_size, heads, causal
-        self.chunk, self.evaluation_chunk = chunk, evaluation_chunk or chunk
+        self.chunk, self.evaluation_chunk = chunk, evaluation_chunk
         self.function: str = known(function, ATTENTION_FUNCTIONS, "function")
         self.position: str = known(position, POSITIONS, "position")
         if position in ("rope", "rotary") and query_size % 2:

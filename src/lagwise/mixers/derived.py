@@ -31,12 +31,9 @@ class Derived(nn.Module):
     _frozen: Any = None  # the type of what `derive` returns, in a frozen copy
 
     def derive(self, form: str = "eager") -> Any:
-        """A named tuple of tensors, and None for what this module does not have. ``()`` for nothing.
-
-        Args:
-            form: What states it serves: ``eager`` ones, ``fixed`` shapes, or ``online``, fixed shapes with the long
-                blocks of exact kernels computed elsewhere.
-        """
+        """A named tuple of tensors, and None for what this module does not have. ``()`` for nothing. form: what states
+        it serves: ``eager`` ones, ``fixed`` shapes, or ``online``, fixed shapes with the long blocks of exact kernels
+        computed elsewhere."""
         raise NotImplementedError
 
     def derived(self, *, checked: bool = False) -> Any:
@@ -59,14 +56,11 @@ class Derived(nn.Module):
 
 @torch.no_grad()
 def frozen(module: nn.Module, form: str = "fixed") -> Any:
-    """Copy a causal module in evaluation mode, for graphs: with derived tensors in buffers. Weights are shared.
+    """Copy a causal mixer, block or model in evaluation mode, for graphs: with derived tensors in buffers. Weights are
+    shared. form: what states it serves, as in `Derived.derive`.
 
     The copy's steps and whole sequences are in real arithmetic, without loops over a length that a graph leaves open.
     Make a new copy after the weights change.
-
-    Args:
-        module: A mixer, block or model.
-        form: What states it serves, as in `Derived.derive`.
     """
     shared = {id(tensor): tensor for tensor in chain(module.parameters(), module.buffers())}
     copied = copy.deepcopy(module, shared).eval()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from lagwise.mixers.base import Mixer
 from lagwise.ops import Layout
 from lagwise.ops.recurrence import Moments, moments_so_far, normalised, timestep_norm, token_moments
+from lagwise.ops.recurrence.timestep_norm import affine_timestep_norm
 from lagwise.tables import check_integer
 
 
@@ -52,6 +53,8 @@ class TimestepNorm(Mixer):
     def mix(self, x: Tensor, state: Moments | None, layout: Layout) -> tuple[Tensor, Any]:
         if layout.shard is not None:
             return self._mix_shard(x, layout), None
+        if state is None and layout.mask is None and self.causal:
+            return affine_timestep_norm(x, self.weight, self.bias, self.groups, self.epsilon), None
         state = self._start(x.shape[0]) if state is None else state
         y, after = timestep_norm(x, state, mask=layout.mask, epsilon=self.epsilon, whole=not self.causal)
         return self._scaled(x, y), after

@@ -15,6 +15,8 @@ from lagwise.mixers.base import Mixer, masked
 from lagwise.mixers.derived import Derived
 from lagwise.mixers.ski import CausalSKI, TwoSidedSKI
 from lagwise.ops import ENGINES, Layout, online_prefill, toeplitz_product
+from lagwise.ops.fused import fused
+from lagwise.ops.fused.average import moving_average
 from lagwise.ops.operation import symbolic
 from lagwise.ops.packing import from_first_token
 from lagwise.ops.product import saved_engine
@@ -51,7 +53,7 @@ class Exact:
     """Form of a `ToeplitzMixer` with any kernel: products with its taps, and streams by `online_prefill`."""
 
     def mix(self, mixer: ToeplitzMixer, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
-        """`Mixer.mix`, without times and shards."""
+        """`Mixer.mix`, without shards."""
         kernel = mixer.kernel
         if state is None:
             limit = kernel.max_length
@@ -87,21 +89,22 @@ class Exact:
 
 class StateSpace(Exact):
     """Form with a `DiagonalKernel`, which streams as a state space, in constant memory. Whole sequences are products
-    with its taps, but for those of graphs."""
+    with its taps, but for those of graphs, and on a GPU with a kernel of `few_modes`."""
 
     def mix(self, mixer: ToeplitzMixer, x: Tensor, state: ModalState | None, layout: Layout) -> tuple[Tensor, Any]:
+        if layout.token_time is not None:
+            return self._mix_timed(mixer, x, state, layout)
         if state is None:
             if not mixer.frozen:
                 return super().mix(mixer, x, None, layout)
             state = self.init_state(mixer, x.shape[0])
         ssm = mixer.derived()
-        y, parts = ssm.prefill(x, state, lambda size: self._blocks(mixer, size))
+        y, parts = ssm.prefill(x, state, lambda size: self._blocks(mixer, size), graph=mixer.frozen)
         return y.to(x.dtype), ModalState(*parts)
 
-    def mix_timed(
+    def _mix_timed(
         self, mixer: ToeplitzMixer, x: Tensor, state: ModalState | None, layout: Layout
     ) -> tuple[Tensor, Any]:
-        """`Mixer.mix` of tokens with times of their own."""
         kernel = mixer.kernel
         assert layout.token_time is not None
         assert isinstance(kernel, DiagonalKernel)
@@ -212,8 +215,6 @@ class ToeplitzMixer(Derived, Mixer):
             )
 
     def mix(self, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
-        if layout.token_time is not None:
-            return self.form.mix_timed(self, x, state, layout)
         if layout.shard is not None:
             return self._mix_shard(x, layout), None
         return self.form.mix(self, x, state, layout)
@@ -241,7 +242,11 @@ class ToeplitzMixer(Derived, Mixer):
         return shard.by_channels(lambda x, layout: share.mix(x, None, layout)[0], x)
 
     def product(self, x: Tensor) -> Tensor:
-        """The product of whole rows with the kernel's taps."""
+        """The product of whole rows with the kernel's taps, or, on a GPU, of a state space by its recurrence."""
+        kernel = self.kernel
+        if isinstance(kernel, DiagonalKernel) and kernel.few_modes and fused(x) and self.engine == "auto":
+            ((decay, angle, weight, direct),) = kernel.sides()
+            return moving_average(x, weight, -decay, direct, angle)
         return toeplitz_product(x, self.taps(x.shape[1]), causal=self.causal, engine=self.engine)
 
     def gated(self, gate: Tensor, value: Tensor, biases: Tensor | None, layout: Layout) -> Tensor:

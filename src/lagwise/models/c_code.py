@@ -31,13 +31,9 @@ def export_c(
     model: Any, graph: Path, figures: Mapping[str, Any], title: str, notes: Sequence[str], integers: Path | None = None
 ) -> dict[str, Any]:
     """Write ``step.c``, ``step.h`` and ``main.c`` for a model's step, beside its ONNX file, which is removed. The code
-    is checked with the C compiler of this machine, if it has one (`lagwise.compiler.find_compiler`).
-
-    Args:
-        graph: The step as an ONNX file, ``step.onnx``.
-        figures: Those of `export_step` for it.
-        title, notes: First line of the comment in ``step.h``, and further ones.
-        integers: The step in 8-bit integers, an ONNX file that is written instead; the code is compared with it.
+    is checked with the C compiler of this machine, if it has one (`lagwise.compiler.find_compiler`). figures: those of
+    `export_step`; title, notes: lines of the comment in ``step.h``; integers: the step in 8-bit integers, an ONNX file
+    that is written instead, and compared with.
 
     Returns a dict of sizes in bytes (for this machine's processor, by ``-Os``), ``multiplications`` and ``samples`` of
     a step, and the largest ``difference``. ValueError if the generator refuses the step, or the compiled code gives

@@ -55,6 +55,7 @@ class CompiledStep(InPlaceStep):
         require_private(file, default_cache().resolve())
         # As in `torch._inductor.aoti_load_package`, without importing the compiler.
         self._loader = torch._C._aoti.AOTIModelPackageLoader(str(file), "model", False, 1, -1)
+        self._constants: dict[str, Tensor] | None = None
         super().__init__(model, batch_size, step)
 
     def runner(self, state: list[Tensor]) -> Run:
@@ -63,7 +64,7 @@ class CompiledStep(InPlaceStep):
 
     def use(self, model: VocabularyHead, step: StreamingStep) -> bool:
         """Let the code read a step's weights, if it is of the model's configuration; a warning says so if it is not."""
-        if _key(model, self.batch_size, step) != self.key:
+        if self._constants is not None and _key(model, self.batch_size, step) != self.key:
             warnings.warn("the compiled step is not used: the model has changed; call compile_step again", stacklevel=5)
             return False
         weights = _constants(InPlace(step))

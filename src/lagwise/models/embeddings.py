@@ -291,10 +291,8 @@ def grid_sinusoids(layout: Layout, like: Tensor, *, rms: float) -> Tensor:
     """Compute sinusoidal positions of the patches of images: half the channels for the row, the others for the column.
 
     Formula: ``sinusoids(16 (i + 1/2) / height)`` beside ``sinusoids(16 (j + 1/2) / width)`` for the patch in row i and
-    column j, scaled to a root mean square of ``rms``. A model passes the standard deviation that its embeddings of
-    white noise have at initialisation, so that neither hides the other. Positions are relative to an image's sides, so
-    those of a larger image interpolate between those of a smaller one. A mask may be true at a part of the grid, as
-    for smaller images in a batch.
+    column j, scaled to a root mean square of ``rms``, that of the embeddings of white noise at initialisation.
+    Positions are relative to an image's sides, those of its real patches where it is smaller than others in a batch.
 
     Shapes: like ``(batch, length, channels)``; result ``(batch or 1, length, channels)``. ValueError for tokens without
     a grid, and for packed rows.

@@ -96,16 +96,13 @@ def stream_example(model: Any, step: Any) -> tuple[Tensor, Tensor]:
 
 
 def export_forward(model: Any, path: Path, sides: Sequence[int] | None = None) -> dict[str, Any]:
-    """Write a model's forward pass over whole rows and check it against the model.
+    """Write a model's forward pass over whole rows and check it against the model, with padding on both sides.
 
     Inputs are those that the model reads, with an ``attention_mask`` but for images, forecasts and causal language
     models. The number of rows, of forecast channels and the length are open; ``sides`` are the height and the width of
-    images. A long kernel is a direct convolution, so the cost per token is proportional to the kernel's reach.
-
-    Results are as in `export_step`, with the names of ``inputs`` and ``outputs`` instead of ``states``. The compared
-    lengths are one token (two of pairs and forecasts), a prime number of tokens and a longer one, with padding on both
-    sides. ValueError as in `export_step`, for a model whose graph would depend on values or on the length, and for
-    images without sides.
+    images. Results are as in `export_step`, with the names of ``inputs`` and ``outputs`` instead of ``states``.
+    ValueError as in `export_step`, for a model whose graph would depend on values or on the length, and for images
+    without sides.
     """
     if model.config.input_name == "patches" and sides is None:
         raise ValueError("a model of images is exported for one size of images; give their `sides`")

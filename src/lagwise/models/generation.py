@@ -195,7 +195,7 @@ def encoded_chunks(
         except Exception as error:  # tokenizers raises no narrower type
             words = ", ".join(sorted(tokenizer.get_vocab())[:20])
             raise ValueError(
-                f"the text {_shortened(chunk)!r} cannot be encoded: {error} (the tokenizer knows {words} ...)"
+                f"the text {chunk!r:.80} cannot be encoded: {error} (the tokenizer knows {words} ...)"
             ) from error
         yield np.asarray(encoded["input_ids"], dtype=np.int64)
 
@@ -229,10 +229,6 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[s
         elif part:
             ids += encode_prompt(tokenizer, part, special=True)
     return ids or encode_prompt(tokenizer, "")
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= 80 else text[:80] + "..."
 
 
 class TextWriter:

@@ -89,12 +89,8 @@ class VocabularyHead(Head):
         skip_logits: bool,
         shift_labels: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor | None]:
-        """The mean cross-entropy, None without labels, and the logits, None if they can be skipped.
-
-        Args:
-            counted: Divisor of the sum of losses; by default the number of labels.
-            shift_labels: Targets, if they are not those of labels.
-        """
+        """The mean cross-entropy, None without labels, and the logits, None if they can be skipped. counted: divisor of
+        the sum of losses, by default the number of labels; shift_labels: targets, if they are not those of labels."""
         if labels is None:
             return None, self.to_logits(hidden)
         targets = self.targets(labels) if shift_labels is None else shift_labels

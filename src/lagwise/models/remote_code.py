@@ -70,6 +70,7 @@ class SavedWithCode:
 
     #: classes that the configuration describes, its own included
     auto_classes: ClassVar[Mapping[str, str]]
+    inputs: Any
 
     def __post_init__(self, **kwargs: Any) -> None:
         names = self.option_names()
@@ -81,14 +82,12 @@ class SavedWithCode:
     @property
     def input_name(self) -> str:
         """Name of ``inputs``, the field with what the model reads, in either form."""
-        config: Any = self
-        return config.inputs if isinstance(config.inputs, str) else config.inputs["name"]
+        return self.inputs if isinstance(self.inputs, str) else self.inputs["name"]
 
     @property
     def input_options(self) -> Mapping[str, Any]:
         """Return the options of ``inputs``; its name may be among them."""
-        config: Any = self
-        return {} if isinstance(config.inputs, str) else config.inputs
+        return {} if isinstance(self.inputs, str) else self.inputs
 
     @property
     def takes_gaps(self) -> bool:

@@ -4,7 +4,7 @@ function of tensors."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,8 +36,6 @@ class SignalStream:
             length.
     """
 
-    #: noun used in error messages
-    noun: ClassVar[str]
     #: whether samples may be missing (NaN), also for a model that was not trained with gaps
     takes_gaps: bool = False
     #: numbers of an output
@@ -50,7 +48,7 @@ class SignalStream:
             raise ValueError("only causal models stream; this one has causal=False")
         if model.config.input_name != "values":
             raise ValueError(f"the model must read real values, this one reads {model.config.input_name}")
-        require_loaded(model, self.noun)
+        require_loaded(model, "a stream")
         if model.training:
             raise ValueError("the model is in training mode; call model.eval() first")
         if model.length_limit is not None:
@@ -167,8 +165,6 @@ class StreamingClassifier(SignalStream):
     torch.Size([5, 3])
     """
 
-    noun = "a streaming classifier"
-
     def __init__(self, model: Any, *, chunk: int = 4096):
         if not isinstance(model, LagwiseForTokenClassification | LagwiseForSequenceClassification | LinearModel):
             raise ValueError(
@@ -241,7 +237,6 @@ class StreamingRegressor(SignalStream):
     Arguments and errors are those of `SignalStream`.
     """
 
-    noun = "a streaming regressor"
     takes_gaps = True
 
     def __init__(self, model: Any, *, chunk: int = 4096):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lagwise.files import one_line
 from lagwise.mixers import Mixer
-from lagwise.mixers.base import state_grows
+from lagwise.mixers.base import mixers_of
 from lagwise.mixers.derived import frozen
 from lagwise.mixers.state import eager_state, fixed_start, fixed_state, join_states, named_tensors, rebuilt, select_rows
 from lagwise.ops import Layout
@@ -72,7 +72,7 @@ def check_mixer(
             check_padding_anywhere(factory, channels)
             check_old_states(factory, channels)
             check_joined_states(factory, channels)
-            if not state_grows(factory(channels, True)):
+            if not any(part.grows for part in mixers_of(factory(channels, True))):
                 check_fixed_shapes(factory, channels)
 
 

@@ -41,8 +41,8 @@ from lagwise.training.trainer import BestModel, LagwiseTrainer, Progress
 
 _SLOW_STEPS, _TIMED_STEPS = 3, 9  # the first fill memory and caches
 _EVALUATIONS = 5
-_BYTE_PAIRS = {"tokenizer": "bpe", "vocab_size": 4096}
-_MIN_TOKENS_READ, _MIN_TEXT_BYTES = 2_000_000, 8_000_000
+_VOCABULARIES = {4096: 5_000_000, 1024: 1_600_000}  # of a BPE: bytes that a training reads at least, read as bytes
+_MIN_TEXT_BYTES = 8_000_000
 
 
 def check_recipe(recipe: Recipe) -> Task:
@@ -155,10 +155,9 @@ def completed(recipe: Recipe, data: TaskData) -> tuple[Recipe, TaskData]:
 def planned(recipe: Recipe, progress: bool) -> tuple[Recipe, TaskData]:
     """Open the data of a recipe, and fill in what they, this machine and its minutes determine.
 
-    A language model whose tokenizer is `AUTO` reads bytes, or a BPE of 4,096 tokens of the text if the training reads
-    at least two million bytes of a text of at least eight million: what is best at equal minutes on one thread
-    (benchmarks/vocabularies.py). A short training sees too little of each token of a BPE, and so does any of a short
-    text.
+    A language model whose tokenizer is `AUTO` reads bytes, or a BPE of a text of at least eight million bytes, with the
+    most tokens that the training is long enough for (`_VOCABULARIES`): what is best at equal minutes on one thread
+    (benchmarks/vocabularies.py). A short training sees too little of each token, and so does any of a short text.
 
     ValueError if the recipe, the data and this machine do not fit together, or the minutes are too few.
     """
@@ -171,10 +170,11 @@ def planned(recipe: Recipe, progress: bool) -> tuple[Recipe, TaskData]:
     if is_open and isinstance(data.task, LanguageModelling):
         text_data: Any = data
         read = options.steps * options.batch_size * data.sizes(options.batch_size).tokens
-        if read >= _MIN_TOKENS_READ and len(text_data.text.splits["train"]) >= _MIN_TEXT_BYTES:
+        size = next((size for size, least in _VOCABULARIES.items() if read >= least), None)
+        if size is not None and len(text_data.text.splits["train"]) >= _MIN_TEXT_BYTES:
             if progress:
-                print("a training of this length reads a BPE of 4,096 tokens", file=sys.stderr)
-            return planned(replace(recipe, data=replace(recipe.data, **_BYTE_PAIRS)), progress)
+                print(f"a training of this length reads a BPE of {size:,} tokens", file=sys.stderr)
+            return planned(replace(recipe, data=replace(recipe.data, tokenizer="bpe", vocab_size=size)), progress)
     return recipe, data
 
 

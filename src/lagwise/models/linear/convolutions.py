@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -188,10 +189,7 @@ class Convolutions(nn.Module):
         missing = (_TAPS - 1) * dilation - past
         padded = F.pad(summed, (max(0, missing), 0))[..., max(0, -missing) :]
         lagged = [padded[..., dilation * (_TAPS - 1 - m) :][..., :length] for m in range(_TAPS)]
-        total = lagged[0]
-        for each in lagged[1:]:
-            total = total + each
-        return [*lagged, total]
+        return [*lagged, reduce(torch.add, lagged)]
 
     def _convolved(self, z: Tensor, index: int, past: int = 0) -> Tensor:
         """Apply `_convolution` with all kernels at once: ``(batch, kernels, length)``."""
@@ -206,11 +204,7 @@ class Convolutions(nn.Module):
         if self.channels == 1:
             return by_channel
         by_channel = F.pad(by_channel, (0, 0, 0, 1))
-        parts = [by_channel[:, numbers] for numbers in self.chosen[index].t()]
-        total = parts[0]
-        for each in parts[1:]:
-            total = total + each
-        return total
+        return reduce(torch.add, [by_channel[:, numbers] for numbers in self.chosen[index].t()])
 
     def _counts(self, z: Tensor, position: Tensor, *, padded: bool = False, each: bool = False) -> Tensor:
         """Count the samples at which features' thresholds are exceeded, ``(batch, size)``, or by ``each`` whether they

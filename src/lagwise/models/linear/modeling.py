@@ -29,12 +29,7 @@ _IGNORED = ("num_items_in_batch", "use_cache", "output_hidden_states", "output_a
 
 def build_features(name: str, inputs: Mapping[str, Any], vocab_size: int, options: Mapping[str, Any]) -> Any:
     """The feature extractor of inputs with a name and options; options: name and options of the features. ValueError
-    for other features, and for the ``columns`` of tables of earlier versions."""
-    if options["name"] == "columns":
-        raise ValueError(
-            "this model reads the columns of a table, as first answers of version 0.3 did; fit "
-            "sklearn.ensemble.HistGradientBoostingClassifier() to the table instead"
-        )
+    for other features."""
     sizes = {"tokens": vocab_size, "values": inputs.get("features", 1), "patches": inputs.get("channels", 3)}
     context: dict[str, Any] = {each: inputs.get(each) for each in ("mean", "std")}
     return build(FEATURES, options, sizes[name], what="features", **context)

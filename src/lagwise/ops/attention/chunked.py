@@ -172,11 +172,11 @@ def rotary_factors(
     if size % 2:
         raise ValueError(f"rotary positions need an even number of channels, got {size}")
     dtype = torch.promote_types(dtype, torch.float32)
-    rates = _ROTARY_BASE ** (-torch.arange(0, size, 2, dtype=dtype, device=positions.device) / size)
+    rates = _ROTARY_BASE ** (torch.arange(0, size, 2, dtype=dtype, device=positions.device) / -size)
     count = positions.numel()
     table = limit is not None and (not has_static_value(count) or limit < count)
-    indices = torch.arange(limit, device=positions.device) if table else positions
-    angles = indices.to(dtype)[..., None] * rates
+    indices = torch.arange(limit, dtype=dtype, device=positions.device) if table else positions.to(dtype)
+    angles = indices[..., None] * rates
     cos, sin = angles.cos(), angles.sin()
     return (cos[positions], sin[positions]) if table else (cos, sin)
 

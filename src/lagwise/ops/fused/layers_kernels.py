@@ -1,4 +1,4 @@
-"""The source of the kernels of `layers`. Imports Triton.
+"""The source of the kernels of `layers` and `lagwise.ops.recurrence.timestep_norm`. Imports Triton.
 
 Offsets of rows are int64: a tensor may have more than 2**31 elements.
 """
@@ -138,6 +138,61 @@ def norm_gradients(
         tl.store(part, sum_weight, inside)
     if BIAS:
         tl.store(part + WEIGHT * channels, sum_bias, inside)
+
+
+@triton.jit
+def load_numbers(table, row, group, groups):
+    """The four numbers of groups in a row."""
+    numbers, own = table + (row * groups + group) * 4, group < groups
+    a, b = tl.load(numbers, own, 0.0), tl.load(numbers + 1, own, 0.0)
+    return a, b, tl.load(numbers + 2, own, 0.0), tl.load(numbers + 3, own, 0.0)
+
+
+@launched
+def scale_groups(
+    x, table, weight, bias, grad, y, rows, groups, width,
+    BACKWARD: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """``((x - a) b + c) weight + bias`` in one row, where every group has its own a, b and c; BACKWARD: ``(x - a) b + c
+    + d weight grad``."""
+    row = tl.program_id(0).to(tl.int64)
+    group, n = tl.arange(0, GROUPS)[:, None], tl.arange(0, WIDTH)[None, :]
+    inside, channel = (group < groups) & (n < width), group * width + n
+    position = row * groups * width + channel
+    a, b, c, d = load_numbers(table, row, group, groups)
+    v = (tl.load(x + position, inside, 0.0).to(tl.float32) - a) * b + c
+    w = tl.load(weight + channel, inside, 0.0).to(tl.float32)
+    if BACKWARD:
+        v += d * w * tl.load(grad + position, inside, 0.0).to(tl.float32)
+    else:
+        v = v * w + tl.load(bias + channel, inside, 0.0).to(tl.float32)
+    tl.store(y + position, v.to(y.dtype.element_ty), inside)
+
+
+@launched
+def sum_groups(x, table, weight, grad, sums, parts, rows, groups, width, GROUPS: tl.constexpr, WIDTH: tl.constexpr):
+    """For some rows: each group's sums of ``weight grad`` and of its product with ``v = (x - a) b + c``, and each
+    channel's sums over these rows of ``grad v`` and ``grad``."""
+    row = tl.program_id(0).to(tl.int64)
+    group, n = tl.arange(0, GROUPS)[:, None], tl.arange(0, WIDTH)[None, :]
+    inside, channel = (group < groups) & (n < width), group * width + n
+    part, each = parts + row * 2 * groups * width + channel, tl.arange(0, GROUPS)
+    by_weight = tl.zeros([GROUPS, WIDTH], tl.float32)
+    by_bias = tl.zeros([GROUPS, WIDTH], tl.float32)
+    w = tl.load(weight + channel, inside, 0.0).to(tl.float32)
+    while row < rows:
+        position = row * groups * width + channel
+        a, b, c, _ = load_numbers(table, row, group, groups)
+        v = (tl.load(x + position, inside, 0.0).to(tl.float32) - a) * b + c
+        g = tl.load(grad + position, inside, 0.0).to(tl.float32)
+        by_weight += g * v
+        by_bias += g
+        total = sums + (row * groups + each) * 2
+        tl.store(total, tl.sum(g * w, 1), each < groups)
+        tl.store(total + 1, tl.sum(g * w * v, 1), each < groups)
+        row += tl.num_programs(0)
+    tl.store(part, by_weight, inside)
+    tl.store(part + groups * width, by_bias, inside)
 
 
 @triton.jit

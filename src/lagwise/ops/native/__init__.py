@@ -17,6 +17,7 @@ from lagwise.ops.native.loops import (
     norm_like,
     residual_norm,
     residual_norm_gradients,
+    row_programs,
     silu_product,
     silu_product_gradients,
 )

@@ -163,13 +163,17 @@ def residual_norm(
     call("residual_norm", sizes, x, branch, _float(weight), _float(bias), into, y, epsilon)
 
 
+def row_programs(x: Tensor) -> int:
+    """Count the programs that share the rows of x, each of which sums gradients of parameters."""
+    return min(_NORM_PARTS if x.device.type == "cpu" else _NORM_PROGRAMS, x.numel() // x.shape[-1])
+
+
 def norm_gradients_like(grad, grad_total, x, weight, biased, epsilon, centred, dtype, branch):
     """Return memory for gradients of x, of the branch (empty for the same dtype), and of weight and bias, in parts."""
-    parts = min(_NORM_PARTS if x.device.type == "cpu" else _NORM_PROGRAMS, x.numel() // x.shape[-1])
     return (
         x.new_empty(x.shape, dtype=dtype),
         x.new_empty(0 if branch == dtype else x.shape, dtype=branch),
-        x.new_empty((parts, (weight is not None) + biased, x.shape[-1]), dtype=torch.float32),
+        x.new_empty((row_programs(x), (weight is not None) + biased, x.shape[-1]), dtype=torch.float32),
     )
 
 

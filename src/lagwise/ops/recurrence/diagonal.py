@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,12 +15,14 @@ from torch import Tensor
 from lagwise.ops.operation import chunk_count, compute_dtype, cpu_graph, in_graph, open_length, operation, symbolic
 from lagwise.ops.recurrence.scan import block_scan, varying_scan
 from lagwise.ops.toeplitz.block import toeplitz_blocks
+from lagwise.ops.toeplitz.direct import symbolic_product
 
 _BLOCK_TOKENS = 32
 _LONG_BLOCK = 64  # tokens, for long signals: their states, one per block, cost more than the work inside blocks
 _LONG_SIGNAL_TOKENS, _LONG_AVERAGE_TOKENS = 8192, 32768
 _SIGNAL_ELEMENTS = 1 << 20  # elements of the tokens processed at a time
 _NEAR, _TERMS = 0.5, 14  # the series is exact to float64's last digit up to this radius
+_MIN_RADIUS = 1e-30  # smallest pole whose logarithm is taken: its powers are negligible
 _FINE = 64  # distance of exponentials over a symbolic number of lags; those between are products
 _FASTEST = -1e3  # least ln q: nothing is left after one token, and powers are not NaN as they would be for ln 0
 
@@ -60,21 +62,22 @@ class DiagonalSSM(NamedTuple):
 
     Attributes:
         lost: what the poles lose in this precision, like poles; None for nothing.
-        exponents: logarithms of the poles of averages, like poles.
+        exponents: logarithms of radii and, if poles are complex, angles, like poles, in float64 then.
     """
 
     poles: Tensor
     lost: Tensor | None
     weights: Tensor
     direct: Tensor | None
-    exponents: Any = None
+    exponents: Tensor
 
     @classmethod
     def of(cls, modes: Modes) -> DiagonalSSM:
         """For arithmetic in the precision of the weights."""
-        rounded = modes.poles.to(modes.weights.dtype)
+        exact, rounded = modes.poles.to(torch.complex128), modes.poles.to(modes.weights.dtype)
+        exponents = torch.stack([exact.abs().clamp(min=_MIN_RADIUS).log(), exact.angle()]).transpose(1, 2)
         lost = None if rounded.dtype == modes.poles.dtype else _parts((modes.poles - rounded).to(rounded.dtype))
-        return cls(_parts(rounded), lost, _parts(modes.weights), modes.direct)
+        return cls(_parts(rounded), lost, _parts(modes.weights), modes.direct, exponents)
 
     @classmethod
     def averages(cls, weight: Tensor, log_decay: Tensor) -> DiagonalSSM:
@@ -104,7 +107,7 @@ class DiagonalSSM(NamedTuple):
         return y if self.direct is None else y.addcmul_(self.direct, token), [real, imaginary]
 
     def prefill(
-        self, x: Tensor, state: Sequence[Tensor], blocks: Callable[[int], Blocks]
+        self, x: Tensor, state: Sequence[Tensor], blocks: Callable[[int], Blocks], *, graph: bool = False
     ) -> tuple[Tensor, list[Tensor]]:
         """Process the next ``length >= 1`` tokens, exactly causal from block to block. Returns the outputs in the
         precision of the weights, and the new state.
@@ -112,11 +115,14 @@ class DiagonalSSM(NamedTuple):
         Formula: in a block, ``y = T x + Re sum_i w_i p_i**(j+1) h_i`` with T the Toeplitz matrix of the taps and h the
         state before the block, so that only one state per 32 or 64 tokens is computed.
 
-        x is ``(batch, length, channels)``; blocks, called with a number of tokens, returns the factors of such blocks.
+        x is ``(batch, length, channels)``; blocks, called with a number of tokens, returns the factors of such blocks;
+        with ``graph`` it computes as an exported graph does (`in_graph`).
 
         Source: S4D (Gu et al. 2022), for poles in discrete time.
         """
         n = x.shape[1]
+        if graph or symbolic(n):
+            return self.in_graph(x, state)
         factors = blocks(min(n, _LONG_BLOCK if n >= _LONG_SIGNAL_TOKENS else _BLOCK_TOKENS))
         size, memory, outputs = factors.near.shape[1], torch.cat(list(state), 1).transpose(1, 2), []
         run = max(size, _SIGNAL_ELEMENTS // max(1, x.shape[0] * x.shape[2]) // size * size)
@@ -125,6 +131,27 @@ class DiagonalSSM(NamedTuple):
             outputs.append(y)
         y = torch.cat(outputs, 1) if len(outputs) > 1 else outputs[0]
         return y, list(memory.transpose(1, 2).chunk(len(self.poles), 1))
+
+    def in_graph(self, x: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Process tokens whose number an exported graph leaves open: by powers of the poles, without loops.
+        O(length**2)."""
+        n, signal = x.shape[1], x.to(self.weights.dtype)
+        lags = torch.arange(n + 1, dtype=self.exponents.dtype, device=x.device)
+        powers = [(self.exponents[0][..., None] * lags).exp()]  # parts of (modes, channels, n + 1)
+        if len(self.poles) == 2:
+            turn = self.exponents[1][..., None] * lags
+            powers = [powers[0] * turn.cos(), powers[0] * turn.sin()]
+        powers = [each.to(signal.dtype) for each in powers]
+        taps = _times(self.weights[..., None], powers)[0].sum(0)[:, :n]
+        if self.direct is not None:
+            taps = taps + self.direct[:, None] * (lags[:n] == 0)
+        y = symbolic_product(signal, taps, 0)
+        signs = (1, -1)
+        for sign, old, power in zip(signs, _times(self.weights, state), powers, strict=False):
+            y = y + sign * torch.einsum("bmc,mcn->bnc", old, power[..., 1:])
+        moved = _times([power[..., -1] for power in powers], state)
+        added = (torch.einsum("bnc,mcn->bmc", signal, power[..., :n].flip(2)) for power in powers)
+        return y, [a + b for a, b in zip(moved, added, strict=True)]
 
 
 class Blocks(NamedTuple):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.operation import chunk_count, compute_dtype, in_graph, symbolic
-
-_LARGEST_EXPONENT = 300.0  # the scales within a block stay below it: exp(300) times a mean is finite in float64
-_GRAPH_BLOCK = 512  # tokens of a block in a graph for any length
+from lagwise.ops.fused import TritonEngine, kernel, launch
+from lagwise.ops.native import row_programs
+from lagwise.ops.operation import Values, compute_dtype, operation
 
 
 class Moments(NamedTuple):
@@ -32,14 +30,11 @@ def timestep_norm(
     mask: Tensor | None = None,
     epsilon: float = 1e-5,
     whole: bool = False,
-    decay: tuple[float, float] | None = None,
 ) -> tuple[Tensor, Moments]:
     """Normalise each group of channels by its mean and variance over the tokens so far.
 
     Formula: ``y_t = (x_t - mean_t) / sqrt(variance_t + epsilon)``, where mean and (biased) variance are those of all
-    channels of the group in all real tokens up to and with t. With decays ``a`` and ``b``, over the real tokens s up to
-    t, ``mean_t = sum_s a**(t - s) mean(x_s) / sum_s a**(t - s)`` and ``variance_t = sum_s b**(t - s) var(x_s) / sum_s
-    b**(t - s)``, where mean and var are those of the channels of one token.
+    channels of the group in all real tokens up to and with t.
 
     The moments are sums in float64 of the means and variances of single tokens, and of squares of differences from
     them. None is a difference of large sums, so that a mean far from zero and a long text cost no digits. As there is
@@ -51,18 +46,14 @@ def timestep_norm(
         mask: ``(batch, length)``, true where a token is real. At padding x must be finite; the result has no meaning.
         epsilon: Added to the variance.
         whole: Normalise every token by the moments after the last one.
-        decay: Factors per token of what earlier tokens weigh in mean and variance, at least 0.5 and less than 1; None:
-            all tokens weigh the same.
 
     Returns:
         A tensor like x, and the moments with these tokens.
 
-    Source: Megalodon (Ma et al. 2024), §3.2, as released; there with Welford's update and Kahan's sums. Decays: Gecko
-    (Ma et al. 2026), timestep decay normalisation, as released. There the first token of a later document of a packed
-    row has a weight 1 / (1 - decay) too large; here every document begins as the first one does.
+    Source: Megalodon (Ma et al. 2024), §3.2, as released; there with Welford's update and Kahan's sums.
     """
     inside, tokens = token_moments(x, before.mean.shape[1])
-    moments, after = moments_so_far(tokens, before, mask=mask, whole=whole, decay=decay)
+    moments, after = moments_so_far(tokens, before, mask=mask, whole=whole)
     return normalised(inside, tokens, moments, epsilon=epsilon).to(x.dtype), after
 
 
@@ -77,12 +68,7 @@ def token_moments(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
 
 
 def moments_so_far(
-    tokens: Tensor,
-    before: Moments,
-    *,
-    mask: Tensor | None = None,
-    whole: bool = False,
-    decay: tuple[float, float] | None = None,
+    tokens: Tensor, before: Moments, *, mask: Tensor | None = None, whole: bool = False
 ) -> tuple[Tensor, Moments]:
     """The moments of all tokens up to and with each, from those of single ones, and the state after the last. Shapes as
     from `token_moments`; arguments as in `timestep_norm`."""
@@ -90,55 +76,16 @@ def moments_so_far(
         centres, spread = tokens.unbind(-1)
         real = torch.ones_like(centres[..., 0], dtype=torch.long) if mask is None else mask.long()
         seen = before.seen[:, None] + real.cumsum(1)
-        if decay is not None:
-            values = zip((centres, spread), before[:2], decay, strict=True)
-            mean, variance = (_decayed_mean(x, real, past.double().sum(2), before.seen, q) for x, past, q in values)
-            return _with_state(mean, variance, seen, before, whole)
         count, earlier = (n.clamp(min=1).double()[..., None] for n in (seen, seen - real))
         total, squares = (part.double().sum(2) * before.seen[:, None] for part in before[:2])
         mean = (total[:, None] + (centres * real[..., None]).cumsum(1)) / count
         # (x - mean before)(x - mean with it) of Welford's update; zero for the first token.
         between = (centres - mean).square() * (count / earlier)
         variance = (squares[:, None] + ((spread + between) * real[..., None]).cumsum(1)) / count
-        return _with_state(mean, variance, seen, before, whole)
-
-
-def _with_state(mean: Tensor, variance: Tensor, seen: Tensor, before: Moments, whole: bool) -> tuple[Tensor, Moments]:
-    """The results of `moments_so_far`."""
-    dtype = before.mean.dtype
-    after = Moments(_pair(mean[:, -1], dtype), _pair(variance[:, -1], dtype), seen[:, -1])
-    moments = torch.stack([mean, variance], -1)
-    return moments[:, -1:].expand_as(moments) if whole else moments, after
-
-
-def _decayed_mean(x: Tensor, real: Tensor, past: Tensor, seen: Tensor, decay: float) -> Tensor:
-    """The mean of the real tokens so far, of which earlier ones weigh less by a factor for each real token after them.
-
-    Sums run within blocks, whose tokens are scaled up by the decay that the later ones have, and from block to block.
-
-    Shapes: x and the result ``(batch, length, groups)``; real ``(batch, length)``; past, the mean of ``seen`` earlier
-    tokens, ``(batch, groups)``.
-    """
-    rate, length = math.log(decay), x.shape[1]
-    size = int(_LARGEST_EXPONENT / -rate)
-    size = min(size, _GRAPH_BLOCK if symbolic(length) or in_graph() else length)
-    blocks = chunk_count(length, size) if symbolic(length) else -(-length // size)
-    rest = blocks * size - length
-    values, counted = ((F.pad(t, (0, 0, 0, rest))).unflatten(1, (blocks, size)) for t in (x, real[..., None]))
-    inside = counted.cumsum(2).double()  # (batch, blocks, size, 1)
-    growth = (rate * inside).exp()
-    sums = (values * counted / growth).cumsum(2) * growth
-    before = F.pad(inside[:, :, -1, 0].cumsum(1), (1, -1))  # tokens before each block
-    powers = (rate * (before[:, :, None] - before[:, None]).clamp(min=0)).exp().tril()
-    ends = torch.cat([(past * _weight(seen, rate)[:, None])[:, None], sums[:, :-1, -1]], 1)
-    total = (sums + (powers @ ends)[:, :, None] * growth).flatten(1, 2)[:, :length]
-    count = (seen[:, None] + real.cumsum(1)).clamp(min=1)
-    return total / _weight(count, rate)[..., None]
-
-
-def _weight(count: Tensor, rate: float) -> Tensor:
-    """The sum of ``exp(rate)**l`` over l < count."""
-    return torch.expm1(rate * count.double()) / math.expm1(rate)
+        dtype = before.mean.dtype
+        after = Moments(_pair(mean[:, -1], dtype), _pair(variance[:, -1], dtype), seen[:, -1])
+        moments = torch.stack([mean, variance], -1)
+        return moments[:, -1:].expand_as(moments) if whole else moments, after
 
 
 def normalised(inside: Tensor, tokens: Tensor, moments: Tensor, *, epsilon: float) -> Tensor:
@@ -153,3 +100,75 @@ def _pair(value: Tensor, dtype: torch.dtype) -> Tensor:
     """A number rounded to a type, and what that leaves."""
     rounded = value.to(dtype)
     return torch.stack([rounded, (value - rounded).to(dtype)], -1)
+
+
+@operation
+def affine_timestep_norm(x: Tensor, weight: Tensor, bias: Tensor, groups: int, epsilon: float) -> Tensor:
+    """`timestep_norm` of whole rows without padding, times weight plus bias, both ``(channels,)``."""
+    zeros = x.new_zeros(x.shape[0], groups, 2, dtype=compute_dtype(x, x))
+    before = Moments(zeros, zeros, zeros.new_zeros(x.shape[0], dtype=torch.long))
+    return (timestep_norm(x, before, epsilon=epsilon)[0] * weight + bias).to(x.dtype)
+
+
+@affine_timestep_norm.engine("triton")
+class _Kernels(TritonEngine):
+    """Passes over x by kernels: its means and variances are one number for each group, and PyTorch adds them up."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor, groups: int, epsilon: float) -> tuple[Tensor, Values]:
+        spread, centres = torch.var_mean(x.float().unflatten(2, (groups, -1)), 3, correction=0)
+        count = torch.arange(1, x.shape[1] + 1, dtype=torch.float64, device=x.device)[:, None]
+        ratio = count / (count - 1).clamp(min=1)
+        gap = centres - centres.cumsum(1, dtype=torch.float64) / count
+        variance = torch.addcmul(spread.double(), gap * ratio, gap).cumsum(1) / count
+        factor = (variance + epsilon).rsqrt()
+        table = torch.stack([centres.double(), factor, gap * factor, gap], -1).float()
+        return scaled_groups(x, table, weight, bias, None), (table, count, ratio)
+
+    @staticmethod
+    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+        (x, weight, bias, groups, _), (table, count, ratio) = args, saved
+        sums, parts = summed_groups(x, table, weight, grads[0])
+        centre, factor, _, gap = table.double().unbind(-1)
+        # Gradients of a token's variance and mean: of those of all tokens from it on.
+        twice_of_spread = _from_each(factor * factor * sums[..., 1] / -count)
+        between = gap * ratio * twice_of_spread
+        of_centre = between - _from_each((factor * sums[..., 0] + between) / count)
+        width = x.shape[2] // groups
+        rows = [centre, twice_of_spread / width, of_centre / width, factor]
+        dx = scaled_groups(x, torch.stack(rows, -1).float(), weight, bias, grads[0])
+        dweight, dbias = parts.sum(0).to(weight.dtype)
+        return dx, dweight, dbias
+
+
+def _from_each(x: Tensor) -> Tensor:
+    """Sums from each token on."""
+    return x.flip(1).cumsum(1).flip(1)
+
+
+def _launch(name: str, programs: int, x: Tensor, table: Tensor, *tensors: Tensor, **constants: int) -> None:
+    groups, rows = table.shape[2], x.shape[0] * x.shape[1]
+    width = x.shape[2] // groups
+    constants |= {"GROUPS": 1 << (groups - 1).bit_length(), "WIDTH": 1 << (width - 1).bit_length()}
+    tensors = tuple(t.contiguous() for t in (x, table, *tensors))
+    launch(f"layers.{name}", (programs,), *tensors, rows, groups, width, **constants)
+
+
+@kernel(lambda x, *_: x.new_empty(x.shape))
+def scaled_groups(x: Tensor, table: Tensor, weight: Tensor, bias: Tensor, grad: Tensor | None) -> Tensor:
+    """The norm from the numbers of each group; with ``grad``, its gradient."""
+    y, others = x.new_empty(x.shape), (weight, bias, x if grad is None else grad)
+    _launch("scale_groups", x.shape[0] * x.shape[1], x, table, *others, y, BACKWARD=grad is not None)
+    return y
+
+
+def _sums_like(x: Tensor, table: Tensor, weight: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    return table.new_empty((*table.shape[:3], 2)), table.new_empty((row_programs(x), 2, x.shape[2]))
+
+
+@kernel(_sums_like)
+def summed_groups(x: Tensor, table: Tensor, weight: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums of a group's gradients, and gradients of weight and bias in parts."""
+    sums, parts = _sums_like(x, table, weight, grad)
+    _launch("sum_groups", len(parts), x, table, weight, grad, sums, parts)
+    return sums, parts
