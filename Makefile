@@ -27,7 +27,7 @@ TRITON := triton==3.7.1
 TITAN := torchtitan==0.3.0 spmd_types==0.2.3 torch_checkpointing==0.1.1 torchdata==0.11.0 tyro==1.0.17 typeguard==4.6.1 \
   docstring_parser==0.18.0 tensorboard==2.21.0 tensorboard_data_server==0.7.2 absl-py==2.5.1 werkzeug==3.1.9 grpcio==1.85.3
 
-# What tests/fuzz/guided reads with, each for 75 seconds.
+# What tests/fuzz/guided reads with, each for 55 seconds.
 READERS := tables times lines archives recordings recipes weights bodies
 
 # What makes requirements-tested.txt, and looks into it.
@@ -38,7 +38,7 @@ AUDIT := cyclonedx-bom==7.5.0 pip-audit==2.10.1
 # scripts/mutate.py names.
 MUTATED := ops kernels mixers fits conversion sampling
 
-.PHONY: demo test test-slow test-gpu test-device test-triton test-titan test-lowest test-newest coverage fuzz mutate lint names bench docs docs-serve \
+.PHONY: demo test test-slow test-gpu test-device test-triton test-titan test-lowest test-newest coverage fuzz fuzz-models mutate lint names bench docs docs-serve \
   wheel-check hashes audit release-check release clean
 
 $(INSTALLED): pyproject.toml papers/pyproject.toml constraints.txt
@@ -108,13 +108,16 @@ coverage: $(INSTALLED)  ## the test suite, and which lines it runs, in build/cov
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --cov --cov-report=term:skip-covered \
 	  --cov-report=html:build/coverage --cov-report=xml:build/coverage.xml
 
-fuzz: $(INSTALLED)  ## random models against dense references, 20 minutes; readers of files and requests, ten minutes
+fuzz: $(INSTALLED)  ## readers of files and requests, by what an input runs and by the server's description, ten minutes
+	$(BIN)/python -m pip install $(QUIETLY) --editable '.[fuzz]' --constraint constraints.txt
+	for name in $(READERS); do OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/guided/harnesses.py $$name \
+	  -max_total_time=$${LAGWISE_GUIDED_SECONDS:-55} || exit 1; done
+	LAGWISE_FUZZ_CASES=30 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/fuzz/test_described_server.py
+
+fuzz-models: $(INSTALLED)  ## random models against dense references, 20 minutes, and random damage of files
 	LAGWISE_FUZZ_SECONDS=$${LAGWISE_FUZZ_SECONDS:-1200} OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/fuzz -s -k at_length
 	LAGWISE_FUZZ_CASES=1000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'slow or not slow' \
 	  tests/fuzz/test_state_space_fuzz.py tests/fuzz/test_malformed.py
-	$(BIN)/python -m pip install $(QUIETLY) --editable '.[fuzz]' --constraint constraints.txt
-	for name in $(READERS); do OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/guided/harnesses.py $$name \
-	  -max_total_time=$${LAGWISE_GUIDED_SECONDS:-75} || exit 1; done
 
 mutate: $(INSTALLED)  ## how many small changes of PACKAGE=kernels (by default of six), drawn by a seed, its tests notice
 	for name in $(or $(PACKAGE),$(MUTATED)); do OMP_NUM_THREADS=1 $(BIN)/python scripts/mutate.py $$name \

@@ -20,7 +20,7 @@ from lagwise import compiler, process
 from lagwise.cache import default_cache, require_private
 from lagwise.cli import terminal
 from lagwise.ops.native import library
-from lagwise.training import hardware
+from lagwise.training import machine
 
 POSIX_MODULES = {"fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty"}
 #: names of os that Windows lacks, with the only places that may use them, behind a check
@@ -87,7 +87,7 @@ def no_proc(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_processor_is_named_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled code is then kept for one machine, since what its processor can do is unknown."""
     monkeypatch.setattr(platform, "processor", lambda: "arm")
-    assert hardware._processor() == "arm"
+    assert machine._processor() == "arm"
     monkeypatch.setattr(platform, "node", lambda: "one")
     one = compiler.processor()
     monkeypatch.setattr(platform, "node", lambda: "two")

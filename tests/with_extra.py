@@ -116,7 +116,7 @@ def imported(statement: str) -> str:
 
 def read_flac() -> str:
     """The same of a compressed sound."""
-    from lagwise.data.sound_files import read_sound
+    from lagwise.data.series_files import read_sound
 
     path = Path("new/sound.flac")
     try:

@@ -60,23 +60,15 @@ def require_private(path: Path, root: Path) -> None:
 
 
 def cached_folder(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    """Fill a folder of the cache with ``make`` unless that was done before, and return what ``make`` returned.
-
-    The result is complete or absent. Files that have changed since are created again, with a warning. One process
-    creates the folder, and others wait.
-
-    Args:
-        folder: In the cache.
-        make: Writes into the folder it is given, and returns further information (JSON).
-
-    Raises:
-        OSError: When the disk is full or fails, with advice.
-    """
+    """Fill a folder of the cache with ``make`` unless that was done before, and return what ``make`` returned (JSON).
+    The result is complete or absent, and made again, with a warning, where files have changed. OSError when the disk is
+    full."""
     meta = _read_meta(folder)
     if meta is None:
         _fill(folder, make)
         meta = _read_meta(folder)
-    assert meta is not None
+    if meta is None:
+        raise OSError(f"{folder} cannot be read back after it was written; is its disk failing?")
     return meta
 
 

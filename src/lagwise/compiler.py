@@ -28,11 +28,8 @@ _MAX_MESSAGE_CHARACTERS = 500  # of a compiler's message
 
 def find_compiler() -> list[str] | None:
     """Find the compiler's absolute path and its arguments, from ``$CC``, or else ``cc`` from PATH; None if there is
-    none.
-
-    Empty and relative entries of PATH are skipped, because the user did not choose the contents of the current folder.
-    ValueError if CC cannot be read or is a relative path; FileNotFoundError if there is no such compiler.
-    """
+    none. Relative entries of PATH are skipped, because the user did not choose the contents of the current folder.
+    ValueError if CC cannot be read or is a relative path; FileNotFoundError if there is no such compiler."""
     variable = os.environ.get("CC", "").strip()
     try:
         name, *arguments = shlex.split(variable or "cc")
@@ -61,16 +58,11 @@ def has_python_headers() -> bool:
 def load_compiled(
     sources: Sequence[Path], compiler: Sequence[str], flags: Sequence[str], bind: Callable[[ctypes.CDLL], T]
 ) -> T:
-    """Compile C files, given with the headers that they include, to a shared library, and return ``bind`` of it.
-
-    The library is kept in the cache, under a name made of sources, command, compiler and processor (machines may share
-    caches), next to the SHA-256 digest of its content. It is loaded from there if the digest is correct and both files,
-    and the folders above them up to the cache, pass `require_private`. If it does not load, or ``bind`` raises
-    AttributeError because a function is missing, it is compiled again. If the cache cannot be used or is not private, a
-    warning says why and the library is compiled for this process alone, in a temporary folder.
-
-    RuntimeError with the compiler's message if it fails; OSError if its result does not load.
-    """
+    """Compile C files, given with the headers that they include, to a shared library, and return ``bind`` of it. The
+    library is kept in the cache, under a name made of sources, command, compiler and processor, next to the digest of
+    its content, and loaded from there if that is correct and both pass `require_private`; otherwise it is compiled
+    again, or with a warning for this process alone. RuntimeError if the compiler fails; OSError if its result does not
+    load."""
     command = [*compiler, *flags, *(str(source) for source in sources if source.suffix in (".c", ".cpp"))]
     library, problem = None, None
     try:
@@ -143,8 +135,7 @@ def _name(sources: Sequence[Path], command: Sequence[str]) -> str:
 
 
 def processor() -> list[str]:
-    """Describe this machine's processor and its features: code compiled for it may not run on another. Where the system
-    does not list the features, the machine's name stands for them: another machine compiles its own."""
+    """Describe this machine's processor and its features: code compiled for it may not run on another."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:  # only Linux has it

@@ -41,12 +41,8 @@ def columns(points: Iterable[tuple[float, float]]) -> tuple[list[float], list[fl
 
 
 def inline_svg(figure: Figure, name: str) -> str:
-    """Write a figure as an ``<svg>`` element for a page, in the page's colours: black becomes the CSS colour of the
-    text, and the ground of legends ``--paper``.
-
-    Text remains text, and paths are simplified to half a point. Identifiers contain ``name``, because those of all
-    figures of a page must differ.
-    """
+    """Write a figure as an ``<svg>`` element for a page, in the page's colours. Identifiers contain ``name``, because
+    those of all figures of a page must differ."""
     from matplotlib import rc_context
     from matplotlib.legend import Legend
 

@@ -135,11 +135,9 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 @contextmanager
 def saved_whole(folder: Path, noun: str, *, last: str = "") -> Iterator[Path]:
-    """Yield a hidden folder to write to. At the end it becomes ``folder`` at once, or, if that exists, its files are
-    moved there, the file named ``last`` last.
-
-    If writing fails, ``folder`` keeps the files it had, or remains absent. An OSError says what could not be saved.
-    """
+    """Yield a hidden folder to write to. At the end it becomes ``folder`` at once, or its files are moved there, the
+    file named ``last`` last. If writing fails, ``folder`` keeps the files it had. An OSError says what could not be
+    saved."""
     created = not folder.exists()
     above = folder.parent if created else folder
     try:

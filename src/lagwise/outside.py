@@ -37,17 +37,9 @@ def elsewhere(name: Any) -> str | None:
 
 
 class Registry(MutableMapping[str, Any]):
-    """Registry of entries, mostly classes, by the names that configurations give them.
-
-    An entry that a package declares as an entry point is loaded at its first use, so that a package may import lagwise
-    before it is complete itself. If it cannot be loaded, a warning names it, and the other entries still work.
-
-    Args:
-        noun: Noun for an entry in messages.
-        base: Base class of the entries; None if they are no classes.
-        group: The group of entry points.
-        builtin: Entries of lagwise itself.
-    """
+    """Registry of entries, mostly subclasses of ``base``, by the names that configurations give them; ``noun`` names
+    one in messages. An entry that a package declares as an entry point of the ``group`` is loaded at its first use, so
+    that a package may import lagwise before it is complete itself. If it cannot be loaded, a warning names it."""
 
     def __init__(self, noun: str, base: type | None, group: str, builtin: Mapping[str, Any]):
         self._noun, self._base, self._group = noun, base, group

@@ -21,13 +21,8 @@ _GROUP_NAMES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "
 
 
 def keep_freed_memory() -> bool:
-    """Ask glibc not to return large blocks to the system between uses. Returns whether it agreed.
-
-    Otherwise activations above 32 MB are mapped and faulted in again at every step, which can cost more than the
-    arithmetic on them. It is a setting of the whole process, so only programs call it (the command line does, before
-    torch is loaded), never ``import lagwise``. Peak memory is unchanged; memory is only returned at exit. The
-    environment variable ``LAGWISE_KEEP_MEMORY=0`` disables it.
-    """
+    """Ask glibc not to return large blocks to the system between uses, which costs time at every step; return whether
+    it agreed. A setting of the whole process, for programs only. ``LAGWISE_KEEP_MEMORY=0`` disables it."""
     if os.environ.get("LAGWISE_KEEP_MEMORY") == "0":
         return False
     if platform.libc_ver()[0] != "glibc":
@@ -107,11 +102,8 @@ def quick_imports() -> Iterator[None]:
 
 @contextmanager
 def denormals_as_zero() -> Iterator[None]:
-    """Flush denormal numbers, below 1.2e-38 in float32, to 0 within the context, in this thread and those it starts.
-
-    Processors compute with such numbers many times as slowly, and trainings have them: softmax weights of far tokens,
-    moments of embeddings that have not occurred for some hundred steps.
-    """
+    """Flush denormal numbers, below 1.2e-38 in float32, to 0 within the context: processors compute with them many
+    times as slowly, and trainings have them."""
     import torch
 
     changed = torch.set_flush_denormal(True)

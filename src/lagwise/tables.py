@@ -75,20 +75,9 @@ _ANY_CLASS = ConfigDict(arbitrary_types_allowed=True)
 def build(
     table: Mapping[str, Callable[..., Any]], spec: Spec, *args: Any, what: str, prefix: str = "", **context: Any
 ) -> Any:
-    """Construct the part of a spec.
-
-    Args:
-        table: Classes by name.
-        spec: A mapping with the name and options.
-        args: Positional arguments from the caller, such as channels.
-        what: The kind of part, for messages.
-        prefix: What messages put before the name of an option.
-        context: Keyword arguments from the caller, such as causal, for constructors that have such a parameter. All
-            other keys of the spec must be keyword-only parameters of the constructor.
-
-    Raises:
-        ValueError: For an unknown key, with the nearest known one.
-    """
+    """Construct the part of a spec, a mapping with the name of a class in ``table`` and options, its keyword-only
+    parameters. args are positional; context is for constructors that have such parameters. what and prefix name the
+    part and its options in messages. ValueError for an unknown key, with the nearest known one."""
     if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
         raise ValueError(f"{what} must be a mapping with a 'name', got {shown(spec)}")
     part = table.get(known(spec["name"], table, what))

@@ -103,6 +103,7 @@ UNEXPECTED = "(LAGWISE_DEBUG=1 shows the traceback)"
         (MemoryError(), "not enough memory"),
         (RuntimeError("[x] DefaultCPUAllocator: can't allocate memory: 9"), "not enough memory: [x] DefaultCPU"),
         (RuntimeError("CUDA out of memory. Tried"), "not enough memory: CUDA out of memory. Tried"),
+        (RuntimeError("unable to open file <a> (5)"), "unable to open file <a> (5)"),
         (RuntimeError("shapes differ"), f"unexpected RuntimeError: shapes differ {UNEXPECTED}"),
         (OverflowError("too large"), f"unexpected OverflowError: too large {UNEXPECTED}"),
         (RecursionError(), f"unexpected RecursionError {UNEXPECTED}"),

@@ -35,7 +35,6 @@ def test_forecasts_with_intervals_and_a_plot(data: Path) -> None:
         "note: 3 of 600 values are missing",
         "season: 24 rows",
         "in standard deviations, the mean of all series",
-        "In the unit of each series",
         "last value",
         "Chosen: ",
         "below repeating the last value",

@@ -32,26 +32,6 @@ def test_a_table_in_a_pipe(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     )
 
 
-def test_a_table_in_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
-    monkeypatch.setenv("COLUMNS", "40")
-    print_table("Forward", HEAD, ROWS)
-    shown = terminal.getvalue().splitlines()
-    assert shown[2:8] == [
-        "length 512",
-        "  method        lagwise",
-        "  milliseconds  12.3",
-        "  quartiles     12.1-12.9",
-        "  times ours    1.00x",
-        "  step memory   120 MB",
-    ]
-    assert shown[13] == "  step memory   1,120 MB"
-    assert max(map(len, shown[2:])) <= 40
-    monkeypatch.setenv("COLUMNS", "65")
-    print_table("Forward", HEAD, ROWS)
-    assert "8192    literal         123.4        0-9       7.25x     1,120 MB" in terminal.getvalue()
-
-
 def test_cells_stay_in_their_columns(capsys: pytest.CaptureFixture[str]) -> None:
     print_table("T", ("name", ""), [("a\nb\x1b[2Jc", "\u009b1mx"), ("", "é")])
     assert capsys.readouterr().out == "\nT\nname\na b[2Jc  1mx\n           é\n"

@@ -50,9 +50,6 @@ def test_a_folder_of_a_split_may_have_one_of_its_own_name(tmp_path: Path) -> Non
 def test_folders_in_class_folders_are_no_classes(tmp_path: Path) -> None:
     name = texts(tmp_path / "1", "cat/s1", "cat/s2", "dog/s1/day 1", "dog")
     assert labels(name) == {"train": ["cat", "dog"]}
-    assert open_rows(name).notes == (
-        "the folders 'cat', 'dog' are the classes; the 3 folders in them, such as 'cat/s1', are not",
-    )
     name = texts(tmp_path / "2", *(f"all/{s}/images/{c}/s{i}" for s in ("train", "val") for c in "ab" for i in "12"))
     assert labels(name) == {"train": ["a", "b"], "valid": ["a", "b"]}
 

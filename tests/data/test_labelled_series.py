@@ -12,15 +12,16 @@ import numpy as np
 import pytest
 
 from lagwise.data import open_rows
+from lagwise.data.batches import Examples
 from lagwise.data.labelled_series import prepare_series
 from lagwise.data.series_windows import (
     CHANGES,
     LabelledWindows,
-    RandomWindows,
     WindowCollator,
     changed,
     even_windows,
     filtered,
+    random_windows,
     step_targets,
     stretched,
 )
@@ -157,10 +158,10 @@ def test_windows_are_reproducible(tmp_path: Path) -> None:
     data = prepared(tmp_path, rows())
     strengths = {"stretch": 0.2, "mix": 0.3, "filter": 0.3, "wander": 1.0, "noise": 0.5, "drop": 0.5}
 
-    def windows(**options: Any) -> RandomWindows:
+    def windows(**options: Any) -> Examples:
         scale = {"mean": data.mean, "std": data.std}
         own = LabelledWindows(data.splits["train"], 4, 3, length=16, **scale, **options)
-        return RandomWindows(own.draw, own.lengths, 12, seed=1)
+        return random_windows(own.draw, own.lengths, 12, seed=1)
 
     for options in ({}, {"changes": strengths}):
         one, other = windows(**options), windows(**options)

@@ -20,7 +20,6 @@ from lagwise.data.labels import (
     read_labels_for,
     read_several,
     read_several_for,
-    several_hint,
     strata,
 )
 from lagwise.data.rows import RowSource
@@ -65,7 +64,6 @@ class TestLabels:
         ("values", "kind", "message"),
         [
             (["a", None, ""], "auto", r"2 of 3 rows have no label, the first is row 2 \(None\)"),
-            (["a", "b", "b|a", ""], "auto", r"'\); .*; `kind=multi_label` reads 'b\|a' as several labels"),
             ([0.5, float("nan")], "auto", r"1 of 2 rows have no label, the first is row 2 \(nan\)"),
             (["1.5", "NA", "2"], "auto", r"1 of 3 rows have no label, the first is row 2 \('NA'\)"),
             (["a", "NaN"], "auto", r"no label, the first is row 2 \('NaN'\)"),
@@ -86,13 +84,6 @@ class TestLabels:
     def test_faulty_labels_are_named(self, values: list, kind: str, message: str) -> None:
         with pytest.raises(ValueError, match=message):
             read_labels({"train": values}, kind, lambda split, i: f"row {i + 1}")
-
-
-def test_classes_that_look_like_several_labels_are_noted() -> None:
-    labels = read_labels({"train": ["sun", "rain; sun", "rain"]}, "auto", str)
-    assert labels.reason.endswith("; `kind=multi_label` reads 'rain; sun' as several labels")
-    assert read_labels({"train": ["sun", "Paris, France"]}, "auto", str).reason == "the labels are text"
-    assert "multi_label" not in several_hint(["1,5", "1", "5"])
 
 
 def test_zeros_of_a_fraction_do_not_make_another_class() -> None:
@@ -268,7 +259,7 @@ def test_labels_that_train_lacks_are_named() -> None:
         read_several({"train": [["a"], []]}, where, ["a", "b"])
     with pytest.raises(ValueError, match=r"the label 'c' of 1 is none that the model knows \(a, b\)"):
         read_several_for([["a"], ["c"]], ("a", "b"), str)
-    with pytest.raises(ValueError, match=r"the labels of 0 are 3, not a list"):
+    with pytest.raises(ValueError, match=r"the label '3' of 0 is none that the model knows"):
         read_several_for([3], ("a", "b"), str)
 
 

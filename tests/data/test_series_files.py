@@ -14,7 +14,7 @@ from scipy.io import wavfile
 
 from lagwise.data import open_rows, open_series, prepare_labelled
 from lagwise.data.labelled_rows import read_labelled
-from lagwise.data.sound_files import read_sound
+from lagwise.data.series_files import read_sound
 
 RATE = 8000
 
@@ -288,10 +288,7 @@ def test_an_index_is_no_feature_of_a_recording(tmp_path: Path) -> None:
     source = open_series(str(tmp_path), "label")
     assert source.reading_options()["features"] == ["t", "x"]
     assert source.read()["train"]["label"][:] == ["a", "b"]
-    assert source.notes == (
-        "the folders 'a', 'b' are the classes; the 2 folders in them, such as 'a/s1', are not",
-        "column 'Unnamed: 0' is an index of the rows and is left out (`features` can name it)",
-    )
+    assert source.notes == ("column 'Unnamed: 0' is an index of the rows and is left out (`features` can name it)",)
 
 
 @pytest.mark.parametrize("per_sample", [False, True])
@@ -381,20 +378,6 @@ def test_ts_files_have_series_of_several_dimensions_and_lengths(tmp_path: Path) 
     assert rows_of(tmp_path / "tabs.ts", TS.replace(" ", "\t"))[1]["label"] == "down"
     bare = TS.replace("@classLabel true up down", "@classLabel false").replace(":up", "").replace(":down", "")
     assert rows_of(tmp_path / "bare.ts", bare)[0] == {"input_values": first["input_values"]}
-
-
-def test_arff_files_have_one_dimension_or_several(tmp_path: Path) -> None:
-    one = "% a comment\n@RELATION w\n@attribute t0 numeric\n@attribute class {a,b}\n@DATA\n1,?,3,a\n4,5,6,b\n"
-    first, second = rows_of(tmp_path / "one.arff", one)
-    assert second == {"input_values": [[4], [5], [6]], "label": "b"}
-    assert np.isnan(first["input_values"][1][0])
-    first_class = one.replace("@attribute t0", "@attribute class {a,b}\n@attribute t0", 1)
-    with pytest.raises(ValueError, match=r"line 4 follows an attribute that is a class, which must be the last"):
-        rows_of(tmp_path / "one.arff", first_class)
-    several = "@relation w\n@attribute r relational\n@data\n'1,2\\n3,4','a b'\n\"5,6\\n7,8\",c\n"
-    first, second = rows_of(tmp_path / "several.arff", several)
-    assert first["input_values"] == [[1, 3], [2, 4]]
-    assert second == {"input_values": [[5, 7], [6, 8]], "label": "c"}
 
 
 @pytest.mark.parametrize(

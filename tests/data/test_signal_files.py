@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy.io import wavfile
 
-from lagwise.data.series_windows import WindowCollator, Windows
+from lagwise.data.series_windows import WindowCollator, windows
 from lagwise.data.signals import Damage, WholeSignals, open_inputs, open_signals, power, prepare_signals
 
 
@@ -221,8 +221,8 @@ def test_a_batch_is_padded_to_whole_steps_and_its_labels_marked(tmp_path: Path) 
     np.savez(tmp_path / "rows.npz", input_values=values, target=values)
     pairs = prepare_signals(open_signals(str(tmp_path / "rows.npz")), progress=False)
     signals = WholeSignals(pairs, "train", Damage(), delay=2)
-    windows = Windows(signals.cut, [(0, 0, 9), (1, 0, 5)])
-    batch = WindowCollator(4)([windows[0], windows[1]])
+    cuts = windows(signals.cut, [(0, 0, 9), (1, 0, 5)])
+    batch = WindowCollator(4)([cuts[0], cuts[1]])
     assert batch["input_values"].shape == batch["labels"].shape == (2, 12, 1)
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
     assert (batch["labels"] == -100).sum(1).flatten().tolist() == [2 + 3, 2 + 7]

@@ -32,8 +32,8 @@ class TestClassFolders:
     def test_the_published_archive_is_read_as_it_is(self, imdb: Path) -> None:
         source = open_rows(str(imdb))
         assert source.split_names == ("train", "test")
-        assert source.columns == ("text", "label", "file")
         rows = source.read()
+        assert rows["train"].column_names == ["text", "label", "file"]
         assert {split: len(table) for split, table in rows.items()} == {"train": 24, "test": 24}
         assert rows["test"][0] == {"text": "test neg 0: größe", "label": "neg", "file": "test/neg/0_7.txt"}
 

@@ -14,9 +14,8 @@ import pyarrow as pa
 import pytest
 
 from lagwise.data import open_rows, open_series, open_source
-from lagwise.data.numbers import decimal_separator, to_floats, with_points
 from lagwise.data.reading import read_head, read_text_table
-from lagwise.data.text_tables import TextTable
+from lagwise.data.text_tables import TextTable, decimal_separator, to_floats, with_points
 from lagwise.forecasting import read_series
 
 
@@ -234,11 +233,10 @@ def exported(mark: str, point: str, thousands: str = "") -> str:
 )
 def test_every_reader_reads_a_table_alike(tmp_path: Path, name: str, data: bytes) -> None:
     path = str(write(tmp_path / name, data))
-    rows = open_rows(path)
-    features = list(rows.columns[1:3])
+    texts = open_rows(path).read()["train"]
+    features = texts.column_names[1:3]
     assert features in (["a", "b"], ["a", "b, EUR"])
-    assert rows.columns == ("date", *features, "label")
-    texts = rows.read()["train"]
+    assert texts.column_names == ["date", *features, "label"]
     assert texts["date"][0] == "2024-01-01"
     assert texts["label"][:] == ["x", "y"] * 15
     lines = open_series(path, "label", features=features).read()["train"]

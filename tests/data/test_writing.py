@@ -8,7 +8,7 @@ import numpy as np
 
 from lagwise.data import open_rows
 from lagwise.data.labels import read_several_for
-from lagwise.data.sound_files import read_sound
+from lagwise.data.series_files import read_sound
 from lagwise.data.writing import rows_as_csv, write_sounds
 
 

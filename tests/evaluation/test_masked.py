@@ -43,10 +43,10 @@ def test_the_loss_is_the_mean_over_windows_with_separate_documents(model, length
             logits = model(ids[None]).logits[0][wanted != -100]
             nats += F.cross_entropy(logits, wanted[wanted != -100], reduction="sum").item()
             correct += int((logits.argmax(-1) == wanted[wanted != -100]).sum())
-    assert score.masked == int((labels != -100).sum())
-    assert score.nats == pytest.approx(nats, rel=1e-6)
-    assert score.correct == correct
-    assert score.to_dict()["perplexity"] == pytest.approx(math.exp(nats / score.masked))
+    assert score["masked"] == int((labels != -100).sum())
+    assert score["nats"] == pytest.approx(nats, rel=1e-6)
+    assert score["correct"] == correct
+    assert score["perplexity"] == pytest.approx(math.exp(nats / score["masked"]))
 
 
 def test_models_that_cannot_be_scored(model) -> None:

@@ -1,6 +1,6 @@
 """How long the fuzz goes on, and with which seeds.
 
-LAGWISE_FUZZ_SECONDS: go on with further seeds for that long, whatever fails, and report at the end (`make fuzz`).
+LAGWISE_FUZZ_SECONDS: go on with further seeds for that long, whatever fails, and report then (`make fuzz-models`).
 LAGWISE_FUZZ_SEED: run the case of this seed alone; with LAGWISE_FUZZ_SECONDS, begin there.
 """
 

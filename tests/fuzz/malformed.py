@@ -159,15 +159,8 @@ def recipes() -> Iterator[Case]:
     merges = "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 40))
     nested = [f"model:\n  {text.replace(chr(10), chr(10) + '  ')}".encode() for text in (bomb, merges)]
     contents = (
-        *(
-            b"[1, 2]",
-            b"5",
-            b"just words",
-            b"model: [1]",
-            b"data: null",
-            b"model: [unclosed",
-            b"model:\n\thidden_size: 5",
-        ),
+        *(b"[1, 2]", b"5", b"just words", b"model: [1]", b"data: null", b"model: [unclosed"),
+        b"model:\n\thidden_size: 5",
         *(bytes(range(256)), "description: größe".encode("latin1"), b"\0" * 100, *nested, b"[" * 100_000),
         *(b"model: " + b"[" * 1000 + b"]" * 1000, b"model: " + b"{a: " * 1000 + b"1" + b"}" * 1000),
         *(b"model: &a {b: *a}", b"model: *nothing", b"description: " + b"x" * 2_000_000),

@@ -33,7 +33,7 @@ def test_model(seed: int) -> None:
 
 
 @pytest.mark.timeout(0)
-@pytest.mark.skipif(not campaign.SECONDS, reason="set LAGWISE_FUZZ_SECONDS (make fuzz)")
+@pytest.mark.skipif(not campaign.SECONDS, reason="set LAGWISE_FUZZ_SECONDS (make fuzz-models)")
 def test_models_at_length() -> None:
     campaign.run(check, QUICK, share=0.25)
 

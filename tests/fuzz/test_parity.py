@@ -46,7 +46,7 @@ def test_parity(seed: int) -> None:
 
 
 @pytest.mark.timeout(0)
-@pytest.mark.skipif(not campaign.SECONDS, reason="set LAGWISE_FUZZ_SECONDS (make fuzz)")
+@pytest.mark.skipif(not campaign.SECONDS, reason="set LAGWISE_FUZZ_SECONDS (make fuzz-models)")
 def test_parity_at_length() -> None:
     campaign.run(check, QUICK, share=0.75)
 

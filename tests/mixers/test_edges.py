@@ -11,9 +11,10 @@ import torch
 from every_mixer import CHANNELS, make, noise
 
 from lagwise.blocks import MegaBlock, PreNormBlock
-from lagwise.mixers import EMAMixer, TCNMixer
+from lagwise.mixers import EMAMixer, TCNMixer, TimestepNorm
 from lagwise.mixers.derived import frozen
 from lagwise.mixers.state import fixed_start
+from lagwise.models.inputs import check_precision
 from lagwise.ops.recurrence import ema_scan
 
 
@@ -67,6 +68,28 @@ def test_a_state_made_under_autocast_continues_without_it(device: torch.device) 
         with torch.autocast(device.type, torch.bfloat16):
             _, state = mixer.prefill(x, mixer.init_state(1))
         assert mixer.step(x[:, 0], state)[0].dtype == torch.float32
+
+
+def test_states_and_layers_have_the_sizes_of_their_options() -> None:
+    mixer = make("tcn", {"kernel_size": 3, "dilation": 2, "depth": 3})
+    _, state = mixer.prefill(noise(1, 30), mixer.init_state(1))
+    assert [ring.size for ring in state.rings] == [3, 5, 9]
+    assert {name for name, _ in make("short_conv", {}).named_parameters()} == {"input.weight", "taps", "out.weight"}
+
+
+def test_a_device_without_float64_takes_no_norm_over_time() -> None:
+    with pytest.raises(ValueError, match=r"TimestepNorm .* computes in float64"):
+        check_precision(TimestepNorm(CHANNELS), torch.device("mps"))
+
+
+@pytest.mark.parametrize("name", ["ema", "tcn", "short_conv"])
+@torch.no_grad()
+def test_a_stream_begins_with_the_weights_that_there_are(name: str) -> None:
+    mixer, x = make(name, {}), noise(1, 9)
+    mixer.init_state(1)
+    for parameter in mixer.parameters():
+        parameter.data.mul_(0.5)  # which PyTorch does not count
+    torch.testing.assert_close(mixer.prefill(x, mixer.init_state(1))[0], mixer(x))
 
 
 def test_outputs_of_padded_rows_may_be_changed_in_place() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lagwise.mixers import ToeplitzMixer
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
-from lagwise.ops import Modes, toeplitz_product
+from lagwise.ops import Layout, Modes, toeplitz_product
 from lagwise.ops.attention import alibi_slopes, attention
 from lagwise.ops.recurrence import Blocks
 
@@ -24,6 +24,15 @@ def signal() -> Tensor:
 
 def same(ours: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("kernel", [{"name": "rpe"}, {"name": "frequency"}])
+@pytest.mark.parametrize("causal", [True, False])
+@torch.no_grad()
+def test_a_gated_product_is_that_of_its_parts(kernel: dict[str, Any], causal: bool) -> None:
+    mixer, (gate, value) = ToeplitzMixer(16, kernel=kernel, causal=causal), torch.randn(2, 2, LENGTH, 16)
+    expected = nn.functional.silu(gate) * mixer(nn.functional.silu(value))
+    torch.testing.assert_close(mixer.gated(gate, value, None, Layout()), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.covers("TNN §3.2, §3.4 and eq. 10 to 12")

@@ -15,7 +15,7 @@ from graph_code import recording
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from lagwise.blocks import MegaBlock, MegalodonBlock
+from lagwise.blocks import MegaBlock
 from lagwise.blocks.prenorm import LayerNorm, RMSNorm, residual_normed
 from lagwise.kernels import KernelNetwork
 from lagwise.mixers import ShortConvMixer, TCNMixer, TimestepNorm
@@ -186,10 +186,6 @@ def test_gated_toeplitz_units(kernel: dict[str, Any], causal: bool, half: bool) 
         (
             MegaBlock(16, memory={"name": "ema", "dimension": 4}, query_size=8, value_size=16, chunk=16),
             {"average_outputs", "gated_update_kernel", "gated_update_gradients"},
-        ),
-        (
-            MegalodonBlock(16, query_size=8, value_size=16, chunk=16, groups=2),
-            {"scaled_groups", "summed_groups", "average_outputs", "average_adjoint"},
         ),
     ],
     ids=lambda given: type(given).__name__,

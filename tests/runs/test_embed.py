@@ -190,5 +190,7 @@ def test_models_without_states_of_tokens_are_refused(tmp_path: Path) -> None:
     values = LagwiseConfig(hidden_size=8, num_hidden_layers=1, inputs="values")
     with pytest.raises(ValueError, match="reads values, not text"):
         lagwise.embed(lagwise.LagwiseModel(values), None, [[1]])
+    with pytest.raises(ValueError, match=r"token ids must be integers of 64 bits, got \[1, 9223372036854775808\]"):
+        lagwise.embed(lagwise.LagwiseModel(LagwiseConfig()), None, [[1, 2**63]])
     with pytest.raises(ValueError, match="text 1 has no tokens"):
         lagwise.embed(make("mega-lm"), load_tokenizer("bytes"), ["a", "", "b"])

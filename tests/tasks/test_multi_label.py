@@ -18,7 +18,7 @@ from lagwise.models import StreamingClassifier
 from lagwise.models.loading import load_model
 from lagwise.runs import evaluate_run, predict_run
 from lagwise.tasks import SequenceClassification
-from lagwise.tasks.scores import best_threshold, several_scores
+from lagwise.tasks.labelled import best_threshold, several_scores
 from lagwise.training import make_task, train
 from lagwise.training.linear_fits import fit_linear
 

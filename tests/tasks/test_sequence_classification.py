@@ -16,7 +16,7 @@ from transformers import pipeline
 
 from lagwise.models import load_model
 from lagwise.runs import evaluate_run, predict_run
-from lagwise.tasks.scores import classification_scores, regression_scores
+from lagwise.tasks.labelled import classification_scores, regression_scores
 from lagwise.tasks.sequence_classification import ClassifiedRows
 from lagwise.training import check_recipe, load_recipe, make_task, train
 from lagwise.training.model import build_model, config_for_data

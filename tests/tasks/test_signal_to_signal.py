@@ -15,7 +15,7 @@ from scipy.io import wavfile
 from typer.testing import CliRunner
 
 from lagwise.cli.main import app
-from lagwise.data.sound_files import read_sound
+from lagwise.data.series_files import read_sound
 from lagwise.evaluation.signals import si_sdr, signal_scores
 from lagwise.models import StreamingRegressor, load_model
 from lagwise.runs import evaluate_run, predict_run

@@ -107,8 +107,8 @@ def test_invalid_rows_and_classes(tmp_path: Path) -> None:
     x, y = waves(10)
     for rows, classes, message in [
         ("a text", ["+"], "list of texts, got one"),
-        (["a", 3], ["+", "-"], "row 1 is 3"),
-        (["a", "b \ud800"], ["+", "-"], "row 1 is not valid Unicode"),
+        (["a", 3], ["+", "-"], "row 1: 'text' must be a string, got int"),
+        (["a", "b \ud800"], ["+", "-"], "row 1: 'text' is not valid Unicode"),
         ([["a", "b"], ["c", "d"]], ["+", "-"], r"rows of several texts are for the task .*, with text=\[one, two\]"),
         ([], [], "X is empty"),
         (["a", "b"], ["+", "+"], "at least 2 classes, but y has 1 class, '\\+'"),

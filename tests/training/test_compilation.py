@@ -23,8 +23,8 @@ from torch._dynamo.utils import counters
 
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, load_model
 from lagwise.training import Recipe, check_recipe, resume, train
-from lagwise.training import compilation as compilation_module
-from lagwise.training.compilation import chosen_compilation
+from lagwise.training import machine as compilation_module
+from lagwise.training.machine import chosen_compilation
 from lagwise.training.recipe import REDUCE_OVERHEAD, TrainingOptions
 
 TOLERANCE = 1e-4  # of a loss in float32, relative, after a few steps

@@ -6,23 +6,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from lagwise.training import Recipe, hardware, train
+from lagwise.training import Recipe, machine, train
 from lagwise.training.setup import training_arguments
 
 
 @pytest.fixture(autouse=True)
 def uncached() -> Iterator[None]:
-    hardware.bfloat16_is_fast.cache_clear()
+    machine.bfloat16_is_fast.cache_clear()
     yield
-    hardware.bfloat16_is_fast.cache_clear()
+    machine.bfloat16_is_fast.cache_clear()
 
 
 def _with(monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, bool], bfloat16: float, float32: float) -> bool:
     seconds = {torch.bfloat16: bfloat16, torch.float32: float32}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
-    monkeypatch.setattr(hardware, "_product_seconds", seconds.__getitem__)
-    return hardware.bfloat16_is_fast()
+    monkeypatch.setattr(machine, "_product_seconds", seconds.__getitem__)
+    return machine.bfloat16_is_fast()
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from transformers import TrainingArguments
 from lagwise.process import Stopped
 from lagwise.training import Recipe, read_metrics, resume, train, train_or_resume
 from lagwise.training.folder import checkpoints
-from lagwise.training.setup import _use_one_gpu
+from lagwise.training.setup import training_arguments
 from lagwise.training.trainer import LagwiseTrainer
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs fork and signals")
@@ -89,9 +89,8 @@ def test_one_process_uses_one_gpu(tiny_recipe: Recipe, tmp_path: Path, monkeypat
         return torch.device("cpu")
 
     monkeypatch.setattr(TrainingArguments, "_setup_devices", property(four))
-    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
     with pytest.warns(UserWarning, match=r"one of 4 GPUs; .*: torchrun --nproc-per-node 4"):
-        _use_one_gpu(arguments)
+        arguments = training_arguments(tiny_recipe, tmp_path)
     assert (arguments.n_gpu, arguments.train_batch_size) == (1, arguments.per_device_train_batch_size)
 
 

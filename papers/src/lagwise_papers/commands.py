@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lagwise.cli.parsing import at_least, existing_folder, number_option, path_option
-from lagwise.cli.terminal import plain
+from lagwise.cli.terminal import at_least, existing_folder, number_option, path_option, plain
 from lagwise.extras import require
 
 

@@ -74,7 +74,8 @@ def test_one_file_of_sequences_needs_another_column_of_labels(tmp_path: Path) ->
     (tmp_path / "genes.fa").write_text(records("ACGT"))
     with pytest.raises(ValueError, match=r"the 12 rows .* of the class 'genes'.*`label=COLUMN`.*host"):
         prepare_labelled(str(tmp_path / "genes.fa"), cache=tmp_path / "cache", progress=False)
-    assert open_rows(str(tmp_path / "genes.fa")).columns == ("text", "id", "description", "label", "host")
+    rows = open_rows(str(tmp_path / "genes.fa")).read()["train"]
+    assert rows.column_names == ["text", "id", "description", "label", "host"]
 
 
 def test_letters_and_their_complements() -> None:

@@ -20,6 +20,7 @@ from lagwise.tables import nearest
 # typer exports no other of click's errors; depending on its version, click is a separate package or part of typer.
 _ClickError: Any = typer.BadParameter.__mro__[2]
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory")  # torch's words, in a RuntimeError
+_CANNOT_OPEN = "unable to open file <"  # torch's, in a RuntimeError; the system's words follow
 _PEER_ENDED = ("Connection closed by peer", "Connection reset by peer")  # gloo's, in a RuntimeError
 _LONGEST = 600  # characters
 #: The command that does what a message asks for.
@@ -76,7 +77,8 @@ def _message(error: BaseException) -> str:
     if any(words in text for words in _PEER_ENDED):
         return "another process of this training has ended; its own message says why"
     # Messages of lagwise, the operating system and imports name what the user can change; other messages may not.
-    if type(error) is ValueError or isinstance(error, OSError | FloatingPointError | ImportError):
+    plain_types = OSError | FloatingPointError | ImportError
+    if type(error) is ValueError or isinstance(error, plain_types) or text.startswith(_CANNOT_OPEN):
         commands = [f" ({command})" for words, command in _COMMANDS.items() if words in text]
         return "".join([text, *commands]) or type(error).__name__
     return f"unexpected {type(error).__name__}{text and ': '}{text} (LAGWISE_DEBUG=1 shows the traceback)"

@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from lagwise.cli.parsing import at_least, number_option, path_option, text_option, within
-from lagwise.cli.terminal import plain, print_table
+from lagwise.cli.terminal import at_least, number_option, path_option, plain, print_table, text_option, within
 from lagwise.files import check_writable
 from lagwise.process import quick_imports
 from lagwise.tables import counted, known
@@ -152,13 +151,6 @@ def forecast(
         ("model", "error"),
         [(each.name, _number(each.errors[0] if len(names) == 1 else each.error)) for each in printed],
     )
-    if len(names) > 1:
-        errors = zip(names[:_SERIES], ranked[0].errors, baseline.errors, strict=False)
-        print_table(
-            "In the unit of each series" + (f" ({_SERIES} of {len(names)})" if len(names) > _SERIES else ""),
-            ("series", ranked[0].name, BASELINE)[: 2 + (ranked[0] is not baseline)],
-            [(name, *map(_number, (own, last)[: 1 + (ranked[0] is not baseline)])) for name, own, last in errors],
-        )
     typer.echo(f"\n{plain(reason(ranked))}")
     forecasts, figure = write_forecast(table, ranked[0].forecaster, out)
     shown_names = names[:_SERIES] if table.ids is None else [table.target]

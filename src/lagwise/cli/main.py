@@ -11,25 +11,20 @@ import typer
 from typer.core import TyperGroup
 
 from lagwise.cli import failures
-from lagwise.cli.embed import embed
-from lagwise.cli.export import export
 from lagwise.cli.forecast import forecast
-from lagwise.cli.generate import generate
-from lagwise.cli.parsing import (
+from lagwise.cli.terminal import (
     at_least,
     folder_or,
     integers,
     number_option,
     path_option,
-    run_argument,
+    plain,
+    print_table,
     text_option,
+    use_utf8,
     within,
 )
-from lagwise.cli.plot import plot
-from lagwise.cli.predict import predict
-from lagwise.cli.serve import serve
-from lagwise.cli.terminal import plain, print_table, use_utf8
-from lagwise.cli.watch import watch
+from lagwise.cli.uses import Run, embed, export, generate, plot, predict, serve, watch
 from lagwise.extras import require
 from lagwise.files import check_unused
 from lagwise.outside import Registry
@@ -60,8 +55,6 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="markdown",
 )
-
-Run = Annotated[Path, run_argument("Folder of a trained run.")]
 
 
 def train(

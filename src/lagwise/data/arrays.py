@@ -31,10 +31,8 @@ def array_column(array: np.ndarray) -> pa.ChunkedArray:
 
 
 def row_arrays(column: pa.ChunkedArray | pa.Array) -> Iterator[np.ndarray]:
-    """The rows of a column of lists as arrays ``(length,)`` or ``(length, size)``; a null number is NaN.
-
-    TypeError for a column of other types, ValueError for a row whose lists are of different lengths.
-    """
+    """The rows of a column of lists as arrays ``(length,)`` or ``(length, size)``; a null number is NaN. TypeError for
+    a column of other types."""
     if isinstance(column, pa.ChunkedArray):
         for chunk in column.chunks:
             yield from row_arrays(chunk)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,15 +11,24 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 import lagwise.data.arrow as pa
+import lagwise.data.hf as hf
 from lagwise.data.arrays import row_arrays
 from lagwise.tables import check_integer
 
-if TYPE_CHECKING:
-    from datasets import Dataset as Rows
-
-    R = TypeVar("R", Rows, pa.Table)
-
 IGNORED = -100  # the label that losses skip
+
+
+class Examples(Dataset):
+    """A data set of ``count`` examples, each of which ``make``, a function that can be pickled, makes of its index."""
+
+    def __init__(self, count: int, make: Callable[[int], Any]):
+        self.count, self.make = count, make
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make(index)
 
 
 def padded(rows: Sequence[Tensor], size: int, value: float) -> Tensor:
@@ -55,7 +64,7 @@ class BucketedExamples(Dataset):
     any number of processes see the same examples. ``steps_per_epoch`` batches are an epoch.
     """
 
-    def __init__(self, rows: Rows, batch_size: int, steps: int, *, seed: int = 0):
+    def __init__(self, rows: hf.Dataset, batch_size: int, steps: int, *, seed: int = 0):
         self.batch_size = check_integer("batch_size", batch_size)
         self.steps_per_epoch = -(-len(rows) // batch_size)
         self.steps, self.seed = check_integer("steps", steps), seed
@@ -85,7 +94,7 @@ class EncodedExamples(Dataset):
     """A data set of encoded rows in their own order, as tensors: input_ids and token_type_ids or input_values, and
     ``label`` and ``sampling_rate`` where they have them."""
 
-    def __init__(self, rows: Rows | pa.Table):
+    def __init__(self, rows: hf.Dataset | pa.Table):
         self.rows: Any = rows.with_format("arrow") if hasattr(rows, "with_format") else rows
 
     def __len__(self) -> int:
@@ -99,7 +108,7 @@ class EncodedExamples(Dataset):
         return {name: values[0] for name, values in example.items()} | numbers
 
 
-def series(rows: Rows) -> Iterator[np.ndarray]:
+def series(rows: hf.Dataset | pa.Table) -> Iterator[np.ndarray]:
     """The input_values of encoded rows, one by one, as arrays ``(length, features)``."""
     return (example["input_values"].numpy() for example in map(EncodedExamples(rows).__getitem__, range(len(rows))))
 
@@ -145,11 +154,7 @@ class PaddingCollator:
 
 def length_step(length: int, longest: int) -> int:
     """The multiple to which a training pads a batch of that length: an eighth of the largest power of two in it, and
-    less where the padded length would exceed ``longest``.
-
-    Every length that has not occurred before makes the allocator ask for blocks of new sizes, and freed blocks of other
-    sizes stay. With eight lengths from each power of two to the next they are used again, for 4 % of padding.
-    """
+    less where the padded length would exceed ``longest``. Blocks of memory of few sizes are used again."""
     step = max(1, 2 ** (length.bit_length() - 1) // 8)
     while step > 1 and -(-length // step) * step > longest:
         step //= 2
@@ -176,7 +181,7 @@ def with_all_labels(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     return batch
 
 
-def by_length(rows: R) -> tuple[R, np.ndarray]:
+def by_length(rows: Any) -> tuple[Any, np.ndarray]:
     """Sort rows from the shortest to the longest; also return the index that each had."""
     order = np.argsort(np.asarray(rows["length"][:]), kind="stable")
-    return cast("Any", rows.select if hasattr(rows, "with_format") else rows.take)(order), order
+    return (rows.select if hasattr(rows, "with_format") else rows.take)(order), order

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 import lagwise.data.arrow as pa
+import lagwise.data.hf as hf
 from lagwise.data.arrays import list_column, row_arrays
 from lagwise.data.tokenizers import encode_texts
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-    from transformers import PreTrainedTokenizerBase
 
 _MAX_BATCH_ROWS = 1000
 _MAX_STD_RATIO = 100.0  # rows share a scale if their standard deviations differ by less
@@ -38,23 +35,21 @@ class RowEncoder:
 
     columns: tuple[str, ...]
     length: int
-    tokenizer: PreTrainedTokenizerBase | None = None
+    tokenizer: Any = None
     is_bytes: bool = False
     features: int | None = None
     separate: bool = False
     gaps: bool = False
 
-    def __call__(self, rows: Dataset | Iterable[Mapping[str, Any]]) -> Dataset:
+    def __call__(self, rows: hf.Dataset | Iterable[Mapping[str, Any]]) -> hf.Dataset:
         """Encode rows as input_ids (and token_type_ids) or input_values, and length; other columns are ignored.
 
         ValueError names a row without one of the columns, a text that is not a string, or a series that is not
         ``(length, features)``, has inf, or, without ``gaps``, NaN.
         """
-        from datasets import Dataset
+        return hf.Dataset(self.table(rows))
 
-        return Dataset(self.table(rows))
-
-    def table(self, rows: Dataset | Iterable[Mapping[str, Any]]) -> pa.Table:
+    def table(self, rows: hf.Dataset | Iterable[Mapping[str, Any]]) -> pa.Table:
         """Return the examples as a table of Arrow, without importing datasets, which takes half a second."""
         source: Any = rows
         table: Any = source.with_format("arrow")[:] if hasattr(rows, "with_format") else self._table(source)
@@ -101,10 +96,8 @@ class RowEncoder:
         return pa.schema([*fields.items(), ("length", pa.int32())])
 
     def batches(self, table: pa.Table, where: Any) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """Yield the encoded rows of a table in order, and how many rows of each batch were cut to ``length``.
-
-        where: the name of row i of the table in messages.
-        """
+        """Yield the encoded rows of a table in order, and how many rows of each batch were cut to ``length``. where:
+        names row i."""
         size = max(1, min(_MAX_BATCH_ROWS, _MAX_BATCH_ELEMENTS // (self.length * (self.features or 1))))
         for start in range(0, table.num_rows, size):
             part = table.slice(start, size)
@@ -114,7 +107,6 @@ class RowEncoder:
                 yield self._texts([part.column(c).to_pylist() for c in self.columns])
 
     def _texts(self, texts: Sequence[Sequence[str | None]]) -> tuple[pa.RecordBatch, int]:
-        assert self.tokenizer is not None
         end = np.asarray([self.tokenizer.eos_token_id])
         rows = list(zip(*(self.ids([text or "" for text in column]) for column in texts), strict=True))
         if len(self.columns) > 2:
@@ -146,7 +138,6 @@ class RowEncoder:
 
     def ids(self, texts: list[str]) -> list[np.ndarray]:
         """The token ids of each text, not truncated."""
-        assert self.tokenizer is not None
         return encode_texts(texts, self.tokenizer, self.is_bytes)
 
     def _series(self, part: pa.Table, where: Any) -> tuple[pa.RecordBatch, int]:
@@ -162,11 +153,8 @@ class RowEncoder:
 def read_series(
     column: Any, name: str, where: Any, *, gaps: bool = True, features: int | None = None
 ) -> Iterator[np.ndarray]:
-    """The rows of a column as float32 arrays ``(length, features)``; a row of numbers has one feature.
-
-    gaps: samples may be missing (NaN), but not all of a row. ValueError for rows that are not series, are empty, have
-    another number of features than the first, or have inf or, without gaps, NaN; ``where`` names row i in it.
-    """
+    """The rows of a column as float32 arrays ``(length, features)``; ``where`` names row i in messages. gaps: samples
+    may be missing (NaN), but not all of a row. features: their number, else that of the first row."""
     i = 0
     try:
         for row in row_arrays(column):
@@ -197,8 +185,8 @@ def read_series(
 
 
 def feature_scale(series: Iterable[np.ndarray]) -> tuple[list[float], list[float]]:
-    """Compute the mean and standard deviation of each feature of series ``(length, features)`` over all samples but
-    missing ones (NaN), in one pass; the deviation of a constant feature is 1."""
+    """The mean and standard deviation of each feature of series ``(length, features)`` over all samples but missing
+    ones (NaN), in one pass; the deviation of a constant feature is 1."""
     count, mean, square = np.zeros(1), np.zeros(1), np.zeros(1)  # Chan et al. 1979
     for each in series:
         present = ~np.isnan(each)
@@ -212,9 +200,8 @@ def feature_scale(series: Iterable[np.ndarray]) -> tuple[list[float], list[float
 
 
 def sizes_differ(series: Iterable[np.ndarray]) -> bool:
-    """Whether the deviations of a feature within rows differ so much that the mean and the deviation over all samples
-    leave many rows almost constant: between a twentieth of the rows at either end, a hundredfold. Rows in which it is
-    constant do not count."""
+    """Whether the deviations of a feature within rows differ so much that one scale leaves many rows almost constant:
+    between a twentieth of the rows at either end, a hundredfold."""
     stds = np.array([np.nanstd(each, axis=0, dtype=np.float64) for each in series if not np.isnan(each).all(0).any()])
     for each in stds.T:
         varied = each[each > 0]
@@ -230,6 +217,5 @@ def typical_time(series: Iterable[np.ndarray]) -> float:
 
 
 def timed_fields(time: str | None) -> dict[str, Any]:
-    """Return the input fields of a model of samples with times that are known before the data are read, which is enough
-    to find a part that counts samples; none without times."""
+    """The input fields of a model of samples with times that are known before the data are read; none without times."""
     return {} if time is None else {"features": 2, "time": 1.0}

@@ -16,19 +16,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import lagwise.data.arrow as pa
+import lagwise.data.hf as hf
 from lagwise.data.reading import inner_suffix, plain_table, read_columns, read_table
 from lagwise.data.splits import SPLITS
 from lagwise.files import expanded, file_digest, is_run, one_line
 from lagwise.outside import elsewhere
 
-if TYPE_CHECKING:
-    from datasets import Dataset, DatasetDict
-
-    Data = str | Dataset | DatasetDict | Any  # a name, a data set, or a table of pandas, polars or pyarrow
-
+Data = Any  # a name, a Dataset or DatasetDict, or a table of pandas, polars or pyarrow
 _SPLIT_WORDS = {  # the library datasets has the same
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("valid", "validation", "val", "dev"), "valid"),
@@ -51,17 +48,11 @@ _FILE_COLUMNS = ("file_name", "filename", "file", "image", "path")  # of which a
 
 @dataclass(frozen=True)
 class DataSource:
-    """The files or the data set that a name stands for.
-
-    Attributes:
-        files: the files of each split that is named; those without named splits are all in train.
-        dataset: the splits of a data set instead of files.
-        file_notes: what else a reader should know about the files.
-    """
+    """The files or the data set that a name stands for."""
 
     name: str
-    files: dict[str, list[Path]] = field(default_factory=dict)
-    dataset: Any = None
+    files: dict[str, list[Path]] = field(default_factory=dict)  # of each split; of none that is named all in train
+    dataset: Any = None  # the splits of a data set instead of files
     file_notes: tuple[str, ...] = ()
 
     @property
@@ -113,25 +104,18 @@ def _digest(path: Path, state: tuple[int, ...]) -> bytes:
 
 
 class Named(NamedTuple):
-    """The path or data set of a name, before it is known which files are read.
-
-    Attributes:
-        path: a file or folder; of a pipe a temporary copy.
-        dataset: the splits of a data set instead.
-        below: the files in a folder.
-    """
+    """The path or data set of a name, before it is known which files are read."""
 
     name: str
-    path: Path
-    dataset: dict[str, Any] | None = None
-    below: Sequence[Path] = ()
+    path: Path  # of a pipe that of a temporary copy
+    dataset: dict[str, Any] | None = None  # the splits of a data set instead
+    below: Sequence[Path] = ()  # the files in a folder
 
 
 def find(name: Data, suffix: str, others: str = "") -> Named:
     """Find a file, a folder, a named pipe, such as bash's ``<(command)``, or a data set by name.
 
-    suffix: of texts or tables in a pipe. others: what else the name could stand for, for the message. FileNotFoundError
-    if there is nothing, and ValueError as `check_file`, and for a data set that cannot be loaded.
+    suffix: of texts or tables in a pipe. others: what else the name could stand for, for the message.
     """
     if not isinstance(name, str):
         return Named(type(name).__name__, Path(), _by_words(_loaded(name, Path()), type(name).__name__))
@@ -189,13 +173,10 @@ def _copied(source: IO[bytes], suffix: str) -> Path:
 
 
 def load_hub(name: str) -> Any:
-    """The splits of a data set ``hub:NAME`` or ``hub:NAME:CONFIG``, a DatasetDict. ValueError if it cannot be
-    loaded."""
-    from datasets import load_dataset
-
+    """The splits of a data set ``hub:NAME`` or ``hub:NAME:CONFIG``, a DatasetDict."""
     path, _, config = name.removeprefix("hub:").partition(":")
     try:
-        return load_dataset(path, config or None)
+        return hf.load_dataset(path, config or None)
     except Exception as error:
         raise ValueError(f"cannot load data set {path!r} from the hub: {error}") from error
 
@@ -203,18 +184,16 @@ def load_hub(name: str) -> Any:
 def _loaded(data: Data, folder: Path) -> Any:
     """The splits of a Dataset or DatasetDict, one in a folder of `save_to_disk`, or a table of pandas, polars or
     pyarrow."""
-    from datasets import Dataset, DatasetDict, load_from_disk
-
     try:
-        loaded: Any = load_from_disk(str(folder)) if isinstance(data, str) else data
+        loaded: Any = hf.load_from_disk(str(folder)) if isinstance(data, str) else data
     except Exception as error:
         raise ValueError(f"cannot load the data set in folder {data!r}: {one_line(error)}") from error
-    if isinstance(loaded, Dataset | DatasetDict):
-        return loaded if isinstance(loaded, DatasetDict) else {"train": loaded}
+    if isinstance(loaded, hf.Dataset | hf.DatasetDict):
+        return loaded if isinstance(loaded, hf.DatasetDict) else {"train": loaded}
     try:
         pandas = hasattr(loaded, "iloc")  # whose index is no column
         table = pa.Table.from_pandas(loaded, preserve_index=False) if pandas else pa.table(loaded)
-        return {"train": Dataset(plain_table(table))}
+        return {"train": hf.Dataset(plain_table(table))}
     except (TypeError, ValueError, pa.ArrowException) as error:
         raise ValueError(
             "a source must be a name, a Dataset or DatasetDict, or a table of pandas, polars or pyarrow, got "
@@ -224,11 +203,7 @@ def _loaded(data: Data, folder: Path) -> Any:
 
 def _by_words(loaded: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Map the splits of a data set to train, valid and test; of several validation or test sets the first counts."""
-    named: dict[str, Any] = {}
-    for split in loaded:
-        word = _split_of(split)
-        if word is not None:
-            named.setdefault(word, loaded[split])
+    named = {word: loaded[split] for split in reversed([*loaded]) if (word := _split_of(split))}
     if "train" not in named and len(loaded) != 1:
         raise ValueError(f"data set {name!r} has no train split (it has {', '.join(loaded)})")
     return named or {"train": next(iter(loaded.values()))}
@@ -238,25 +213,17 @@ def _by_words(loaded: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 class FoldersAbove(NamedTuple):
-    """Split and class of a file, as the folders above it say.
-
-    Attributes:
-        split: its split, None if they name none.
-        label: its class, the name of a folder, None for a file in no class folder.
-        parent: the folder that has the class folders.
-        inner: the folders between the class folder and the file.
-    """
+    """Split and class of a file, as the folders above it say; None where they say none."""
 
     split: str | None
     label: str | None
-    parent: Path
-    inner: tuple[str, ...]
+    parent: Path  # the folder that has the class folders
+    inner: tuple[str, ...]  # the folders between the class folder and the file
 
 
 def files_below(root: Path) -> list[Path]:
-    """The files in a folder and in those below it, also through links, in order, without hidden ones and those of runs
-    (`lagwise.files.is_run`), which a training inside of the data's folder leaves there. ValueError
-    if the system makes up any of them: they are no data, and link to each other without end."""
+    """The files in a folder and in those below it, also through links, in order, without hidden ones and those of runs.
+    ValueError if the system makes up any of them: they are no data, and link to each other without end."""
     paths: list[Path] = []
     for folder, folders, names in os.walk(root, followlinks=True):
         here = Path(folder)
@@ -282,19 +249,11 @@ def _is_hidden(path: Path, root: Path) -> bool:
 def named_splits(
     root: Path, all_files: Iterable[Path], splits: Mapping[Path, str | None], also: Iterable[Path] = ()
 ) -> tuple[dict[str, list[Path]], tuple[str, ...]]:
-    """The files of each split that is named, of none all as train, and notes: of files that are not read, and of titles
-    with the word of a split.
+    """The files of each split that is named, of none all as train, and notes. ``splits`` has the split that the name of
+    each file says, None for none; ``also`` further files that are read.
 
     Where only titles have such a word, as ``A Test of Wills.txt``, none is meant: no file is named train, several name
-    no split, and no name is that of a split alone, or but for the word that of another file.
-
-    Args:
-        all_files: all files in the folder ``root``.
-        splits: the split that the name of each file to read says, None for none.
-        also: further files that are read.
-
-    ValueError if only some files are in a split, and for empty files.
-    """
+    no split, and no name is that of a split alone, or but for the word that of another file."""
     if empty := next((file for file in splits if not file.stat().st_size), None):
         raise ValueError(f"{empty} is empty")
     notes = unread_note(root, all_files, [*splits, *also])
@@ -326,12 +285,7 @@ def _without_word(stem: str) -> str:
 def split_word(path: Path) -> str | None:
     """The split named by a file's name, or else by the folders above it: train or training; valid, validation, val or
     dev; test, testing, eval or evaluation; at any separator, in any case, also as in testset and traindata."""
-    return _first_word(reversed(path.parts))
-
-
-def _first_word(names: Iterable[str]) -> str | None:
-    """The split that the first of some names says that says one."""
-    return next(filter(None, map(_split_of, names)), None)
+    return next(filter(None, map(_split_of, reversed(path.parts))), None)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -353,11 +307,9 @@ def unread_note(root: Path, all_files: Iterable[Path], read: Iterable[Path]) -> 
 
 
 def class_folders(root: Path, files: Sequence[Path]) -> dict[Path, FoldersAbove]:
-    """The split and the class of files whose folders are their classes, as in ``train/cat/1.png``.
-
-    Folders that are all named as splits are those of splits, and a folder that has all others is none of a class. The
-    folders below are the classes, as in torchvision and Keras; those in them are none, but may be splits.
-    """
+    """The split and the class of files whose folders are their classes, as in ``train/cat/1.png``. Folders that are all
+    named as splits are those of splits, and a folder that has all others is none of a class. The folders below are the
+    classes, as in torchvision and Keras; those in them are none, but may be splits."""
     rest = {folder: folder.relative_to(root).parts for folder in dict.fromkeys(path.parent for path in files)}
     splits: dict[Path, str | None] = dict.fromkeys(rest)
     while any(len(parts) > 1 for parts in rest.values()):
@@ -373,7 +325,7 @@ def class_folders(root: Path, files: Sequence[Path]) -> dict[Path, FoldersAbove]
         folder: FoldersAbove(splits[folder], next(iter(parts), None), (folder, *folder.parents)[len(parts)], parts[1:])
         for folder, parts in rest.items()
     }
-    inner = {folder: _first_word(above.inner) for folder, above in by_folder.items()}
+    inner = {folder: next(filter(None, map(_split_of, above.inner)), None) for folder, above in by_folder.items()}
     if not any(splits.values()) and "train" in inner.values() and len({*inner.values()} - {None}) > 1:
         for folder, above in by_folder.items():
             left = tuple(name for name in above.inner if not _split_of(name))
@@ -391,24 +343,11 @@ def check_names(classes: Iterable[str], noun: str) -> None:
         )
 
 
-def nested_note(by_file: Mapping[Path, FoldersAbove]) -> list[str]:
-    """A note if class folders have folders."""
-    nested = sorted({"/".join((above.label or "", *above.inner)) for above in by_file.values() if above.inner})
-    if not nested:
-        return []
-    classes = sorted({above.label for above in by_file.values() if above.label is not None})
-    shown = ", ".join(map(repr, classes[:_MAX_NAMED])) + (", ..." if len(classes) > _MAX_NAMED else "")
-    return [f"the folders {shown} are the classes; the {len(nested):,} folders in them, such as {nested[0]!r}, are not"]
-
-
 def classed_files(
     root: Path, all_files: Sequence[Path], files: Sequence[Path], one_row: Sequence[Path], noun: str
 ) -> dict[str, Any]:
-    """Return the fields files, classes and file_notes of the ``files`` of a folder, of which some are a row each, in
-    class folders.
-
-    ValueError if a class folder has no files, if a file is in none although others are in those of a split, or if some
-    folders beside each other are named as splits and others are not; and as `named_splits`."""
+    """The fields files, classes and file_notes of the ``files`` of a folder, of which some are a row each, in class
+    folders. ValueError for class folders without files, and where only some folders name splits."""
     by_file = class_folders(root, one_row)
     _check_classes(root, by_file, noun)
     tables = class_folders(root, [file for file in files if file not in by_file])
@@ -419,7 +358,7 @@ def classed_files(
             del words[file]
     split, notes = named_splits(root, all_files, words)
     labels = {file: above.label for file, above in {**by_file, **tables}.items() if file in words}
-    return {"files": split, "classes": labels, "file_notes": (*nested_note(by_file), *notes)}
+    return {"files": split, "classes": labels, "file_notes": notes}
 
 
 def _check_classes(root: Path, by_file: Mapping[Path, FoldersAbove], noun: str) -> None:
@@ -431,7 +370,7 @@ def _check_classes(root: Path, by_file: Mapping[Path, FoldersAbove], noun: str) 
         )
     for level in (lambda above: (above.label or "",), lambda above: above.inner) if outside else ():
         named = next((name for above in by_file.values() for name in level(above) if _split_of(name)), None)
-        stray = next((path for path, above in by_file.items() if not _first_word(level(above))), None)
+        stray = next((path for path, above in by_file.items() if not any(map(_split_of, level(above)))), None)
         if named and stray and by_file[stray].label is not None:
             raise ValueError(
                 f"folders of {str(root)!r} such as {named!r} are named as splits of the {noun}, but {str(stray)!r} is "
@@ -449,10 +388,7 @@ def listed_files(
     root: Path, all_files: Sequence[Path], files: Sequence[Path], label: str = "label"
 ) -> dict[str, Any] | None:
     """Do as `classed_files`, for sounds or images whose labels are in tables beside them, as in folders of `datasets`;
-    None without such a table. label: the column of the labels; without it, the only column beside the names.
-
-    ValueError for a table with several other columns, a name, relative to the table's folder, that is none of
-    ``files``, and one that is listed twice."""
+    None without such a table. label: the column of the labels; without it, the only column beside the names."""
     tables = [p for p in all_files if p.name.lower() in _LABEL_TABLES and {*read_columns(p)} & {*_FILE_COLUMNS}]
     labels: dict[Path, str | None] = {}
     existing = {*files}

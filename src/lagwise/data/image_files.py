@@ -8,27 +8,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 import lagwise.data.arrow as pa
+import lagwise.data.hf as hf
 from lagwise.cache import keep_also
-from lagwise.data.find import check_names, classed_files, find, listed_files, split_word, unread_note
-from lagwise.data.images import SUFFIXES, ImageReader, decode, encode_array, frames
+from lagwise.data.find import Data, check_names, classed_files, find, listed_files, split_word, unread_note
+from lagwise.data.images import SUFFIXES, ImageReader, decode, encode_array
 from lagwise.data.labelled_rows import label_cells, split_labelled
 from lagwise.data.labels import read_labels
-from lagwise.data.prepared import Prepared, arrow_file, key_of
 from lagwise.data.reading import file_kind, inner_suffix, load_arrays, read_whole
 from lagwise.data.rows import RowSource, check_train, rows_of
-from lagwise.data.splits import SPLITS
+from lagwise.data.splits import SPLITS, Prepared, arrow_file, key_of
 from lagwise.outside import Registry, elsewhere
 from lagwise.progress import progress_bar
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-
-    from lagwise.data.find import Data
 
 DIGITS = "digits"
 #: Functions of the arguments of `open_images`, which return None for what is not in their layout.
@@ -38,17 +33,12 @@ IMAGE_LAYOUTS = Registry("layout of images", None, "lagwise.image_layouts", {})
 @dataclass(frozen=True)
 class ImageSource(RowSource):
     """The source of labelled images: files and their classes, arrays in an .npz file, a table with a column of images,
-    or scikit-learn's digits.
-
-    Attributes:
-        image, label: the columns of a table.
-        rows: the table; None for other sources.
-    """
+    or scikit-learn's digits."""
 
     _: KW_ONLY
-    image: str = "image"
+    image: str = "image"  # columns of a table
     label: str = "label"
-    rows: RowSource | None = None
+    rows: RowSource | None = None  # the table
 
     def key(self) -> str:
         columns = [self.image, self.label]
@@ -56,10 +46,9 @@ class ImageSource(RowSource):
             return self.hashed([*columns, self.rows.key()])
         return self.hashed(["images", *columns, [self.classes.get(path) for path in self.paths]])
 
-    def read(self, columns: Sequence[str] | None = None, work: Path | None = None) -> dict[str, Dataset]:
-        """The rows of every split that is named: ``image``, the bytes of an encoded image, ``label``, its class by
-        name (if there are labels), and ``file``, its name in messages. Image files alone are copied to ``work``.
-        ValueError names the error."""
+    def read(self, columns: Sequence[str] | None = None, work: Path | None = None) -> dict[str, hf.Dataset]:
+        """The rows of every split that is named: ``image``, the bytes of an encoded image, ``label``, its class by name
+        (if there are labels), and ``file``, its name in messages. Image files alone are copied to ``work``."""
         if self.rows is not None:
             return {split: self._of_table(rows, split) for split, rows in self.rows.read().items()}
         if not self.files:
@@ -80,29 +69,21 @@ class ImageSource(RowSource):
         row = {"image": [path.read_bytes()], "label": [self.classes[path]], "file": [str(path)]}
         return pa.table(row, schema=pa.schema({"image": pa.large_binary(), "label": pa.string(), "file": pa.string()}))
 
-    def _of_arrays(self, arrays: Mapping[str, np.ndarray], where: str) -> dict[str, Dataset]:
+    def _of_arrays(self, arrays: Mapping[str, np.ndarray], where: str) -> dict[str, hf.Dataset]:
         """Return the arrays of one table, or of several with the split in their names, such as train_images and
         y_test."""
-        from datasets import Dataset
-
         tables: defaultdict[str | None, dict[str, np.ndarray]] = defaultdict(dict)
         for name, array in arrays.items():
-            kind = "image" if array.ndim >= 3 else "label"
-            split = split_word(Path(name))
-            if kind in tables[split]:
+            kind, own = "image" if array.ndim >= 3 else "label", tables[split_word(Path(name))]
+            if kind in own:
                 raise ValueError(f"{where} has more than one array that could be the {kind}s: {', '.join(arrays)}")
-            tables[split][kind] = array
+            own[kind] = array
         if len(tables) > 1:
             tables.pop(None, None)
         read = {}
         for split, table in tables.items():
             images, labels = table.get("image"), table.get("label")
-            if (
-                images is None
-                or images.dtype != np.uint8
-                or images.ndim > 4
-                or images.shape[3:] not in ((), (1,), (3,))
-            ):
+            if images is None or images.dtype != np.uint8 or images.shape[3:] not in ((), (1,), (3,)):
                 got = "none" if images is None else f"{images.shape} of {images.dtype}"
                 raise ValueError(
                     f"{where}: images must be an array (n, height, width) or (n, height, width, 1 or 3) of uint8, got "
@@ -113,19 +94,17 @@ class ImageSource(RowSource):
             columns: dict[str, Any] = {"image": [encode_array(image) for image in images]}
             columns |= {} if labels is None else {"label": labels.reshape(-1).tolist()}
             columns["file"] = [f"image {i + 1} of {where}" for i in range(len(images))]
-            read[split or "train"] = Dataset.from_dict(columns)
+            read[split or "train"] = hf.Dataset.from_dict(columns)
         return {split: read[split] for split in SPLITS if split in read}
 
-    def _of_table(self, rows: Dataset, split: str) -> Dataset:
-        from datasets import Features, Image, Value
-
+    def _of_table(self, rows: hf.Dataset, split: str) -> hf.Dataset:
         if self.image not in rows.column_names:
             raise ValueError(
                 f"{self.name!r} has no column {self.image!r}; name the column of the images with `image=COLUMN` "
                 f"(columns: {', '.join(rows.column_names)})"
             )
-        if isinstance(rows.features[self.image], Image):
-            rows = rows.cast_column(self.image, Image(decode=False))
+        if isinstance(rows.features[self.image], hf.Image):
+            rows = rows.cast_column(self.image, hf.Image(decode=False))
         names = [f"{split} row {i + 1} of {self.name!r}" for i in range(len(rows))]
         labels = label_cells(rows, self.label) if self.label in rows.column_names else None
         chosen: Any = rows.select_columns(self.image)
@@ -133,7 +112,7 @@ class ImageSource(RowSource):
             lambda row, i: {"image": _bytes(row[self.image], names[i])},
             with_indices=True,
             remove_columns=[] if self.image == "image" else [self.image],
-            features=Features(image=Value("large_binary")),
+            features=hf.Features(image=hf.Value("large_binary")),
         )
         chosen = chosen if labels is None else chosen.add_column("label", labels)
         return chosen.add_column("file", names)
@@ -193,21 +172,14 @@ _MAX_MEASURED_IMAGES = 5000  # training images whose mean and deviation are used
 
 @dataclass(frozen=True)
 class ImageData(Prepared):
-    """The labelled images of a source in three splits.
-
-    Attributes:
-        splits: data sets with the columns image (an encoded image) and label (the id of a class).
-        label_names: names of the classes, by id.
-        size: height and width to which images are resized.
-        mean, std: those of the training pixels of each channel, between 0 and 1.
-        counts: images of each class in each split.
-    """
+    """The labelled images of a source in three splits: data sets with the columns image (an encoded image) and label
+    (the id of a class)."""
 
     label_names: tuple[str, ...]
-    size: tuple[int, int]
-    mean: tuple[float, ...]
+    size: tuple[int, int]  # height and width to which images are resized
+    mean: tuple[float, ...]  # of the training pixels of each channel, between 0 and 1
     std: tuple[float, ...]
-    counts: dict[str, dict[str, int]]
+    counts: dict[str, dict[str, int]]  # images of each class in each split
 
     @property
     def reader(self) -> ImageReader:
@@ -228,15 +200,9 @@ def prepare_images(
     cache: Path | None = None,
     progress: bool = True,
 ) -> ImageData:
-    """Check labelled images and split them into train, valid and test, or load the cached result.
-
-    Args:
-        size: height and width, by default those of the first image.
-        channels: 3 or 1, to which images are converted.
-
-    Missing splits are made as in `split_rows`. ValueError, one line, for an image that cannot be read, images without
-    labels, and classes too small to split.
-    """
+    """Check labelled images and split them into train, valid and test (`split_rows`), or load the cached result. size:
+    height and width, by default those of the first image. channels: 3 or 1, to which images are converted. ValueError
+    for an image that cannot be read, images without labels, and classes too small to split."""
 
     content, write = source.key(), partial(_write, source, size, channels, progress=progress)
     data = ImageData.load(key_of([content, size, channels]), write, source.notes, cache)
@@ -267,14 +233,14 @@ def _write(
     assert labels.names is not None
     if source.classes:
         check_names(labels.names, "images")
-    sizes, moving, total = Counter(), [], sum(map(len, tables.values()))
+    sizes: Counter[tuple[int, int]] = Counter()
+    total = sum(map(len, tables.values()))
     with progress_bar(desc="checking images", total=total, unit="image", show=progress) as bar:
         for split, rows in tables.items():
             some: Any = rows
             for row, value in zip(some, labels.values[split], strict=True):
                 if value is not None:
                     sizes[decode(row["image"], channels, row["file"]).size[::-1]] += 1
-                    moving += [row["file"]] * (frames(row["image"]) > 1)
                 bar.update()
     size = size or next(iter(sizes))
     for split, rows in labelled.splits.items():
@@ -286,15 +252,11 @@ def _write(
     total, notes = sizes.total(), [*labelled.notes]
     if other := total - sizes[size]:
         notes.append(f"{other:,} of {total:,} images are of another size and are resized to {size[0]} x {size[1]}")
-    if moving:
-        notes.append(
-            f"{len(moving):,} of {total:,} images have several frames, of which the first is read: {moving[0]}"
-        )
     scale = {"size": size, "mean": mean, "std": std}
     return {"label_names": labels.names, **scale, "counts": labelled.counts, "notes": notes}
 
 
-def _statistics(rows: Dataset, size: tuple[int, int], channels: int) -> tuple[list[float], list[float]]:
+def _statistics(rows: hf.Dataset, size: tuple[int, int], channels: int) -> tuple[list[float], list[float]]:
     """Return the mean and standard deviation of each channel over some images, between 0 and 1."""
     read = ImageReader(size, (0.0,) * channels, (1.0,) * channels)
     chosen = np.linspace(0, len(rows) - 1, min(len(rows), _MAX_MEASURED_IMAGES)).astype(int)

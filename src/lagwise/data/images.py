@@ -6,6 +6,7 @@ import base64
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,13 +14,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+import lagwise.data.hf as hf
+from lagwise.data.batches import Examples
 from lagwise.data.examples import epoch_order
 from lagwise.extras import explained
 from lagwise.files import one_line
-from lagwise.tables import known
 
 if TYPE_CHECKING:
-    from datasets import Dataset as Rows
     from PIL.Image import Image
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
@@ -50,18 +51,10 @@ def decode(data: bytes, channels: int, where: str) -> Image:
 
 
 def _is_deep(tile: Sequence[Any]) -> bool:
-    """Whether a part of an image that PIL has opened has 16 bits per channel: of .png and .tif by the name of its
-    layout (RGB;16B), of .ppm by the largest value; a smaller one, such as 1023, is that of white."""
+    """Whether a part of an image that PIL has opened has 16 bits per channel: by the name of its layout (RGB;16B), of
+    .ppm by the largest value."""
     layout = tile[3] if isinstance(tile[3], tuple) else (tile[3],)
     return any(f";16{order}" in str(layout[0]) for order in "BLN") or layout[-1] == 65535
-
-
-def frames(data: bytes) -> int:
-    """The number of images in a file that can be decoded, as of an animation."""
-    from PIL import Image
-
-    with Image.open(io.BytesIO(data)) as image:
-        return getattr(image, "n_frames", 1)
 
 
 def encode_array(array: np.ndarray) -> bytes:
@@ -108,21 +101,16 @@ class ImageReader:
 
         image = decode(data, self.channels, where)
         if resize and self.crop is not None:
-            image = self._centre(image, self.crop)
+            side, shorter = self.size[0], int(self.size[0] / self.crop)
+            width, height = (int(shorter * n / min(image.size)) for n in image.size)
+            left, top = (width - side) // 2, (height - side) // 2
+            image = image.resize((width, height), Image.Resampling.BICUBIC)
+            image = image.crop((left, top, left + side, top + side))
         elif resize and image.size != self.size[::-1]:
             image = image.resize(self.size[::-1], Image.Resampling.BILINEAR)
         image = image if change is None else change(image)
         pixels = torch.from_numpy(np.array(image, dtype=np.float32)).reshape(*self.size, self.channels)
         return ((pixels / 255 - torch.tensor(self.mean)) / torch.tensor(self.std)).permute(2, 0, 1).contiguous()
-
-    def _centre(self, image: Image, crop: float) -> Image:
-        from PIL import Image
-
-        side, shorter = self.size[0], int(self.size[0] / crop)
-        width, height = (int(shorter * n / min(image.size)) for n in image.size)
-        left, top = (width - side) // 2, (height - side) // 2
-        resized = image.resize((width, height), Image.Resampling.BICUBIC)
-        return resized.crop((left, top, left + side, top + side))
 
     def processor(self) -> Any:
         """Return the encoder as an image processor of transformers."""
@@ -142,14 +130,6 @@ class ImageReader:
         )
 
 
-def check_changes(names: Sequence[str]) -> None:
-    """Raise ValueError for an unknown change, or a crop of the whole image that is not the first change."""
-    for name in names:
-        known(name, CHANGES, "`augment`")
-    if "resized_crop" in names[1:]:
-        raise ValueError(f"resized_crop must be the first of `augment`, got {list(names)}")
-
-
 def height_and_width(size: int | list[int]) -> tuple[int, int]:
     """The sides of images, given both or that of a square. ValueError for other numbers of sides, or empty ones."""
     size = [size, size] if isinstance(size, int) else size
@@ -158,22 +138,13 @@ def height_and_width(size: int | list[int]) -> tuple[int, int]:
     return size[0], size[1]
 
 
-def check_crop(crop: float | None, size: tuple[int, int] | None) -> None:
-    """Raise ValueError for a crop that is not a share, or has no square (height, width) to cut out."""
-    if crop is not None and not 0 < crop <= 1:
-        raise ValueError(f"`crop` must be greater than 0 and at most 1, got {crop!r}")
-    if crop is not None and (size is None or size[0] != size[1]):
-        raise ValueError(f"`crop` needs a `size`, the side of a square, got {None if size is None else [*size]}")
-
-
 def _seed(*numbers: int) -> int:
     """A seed of 63 bits for some numbers of at least 0."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def torchvision_transforms() -> Any:
-    """Import torchvision's transforms. ImportError with advice if torchvision is missing or was built for another
-    torch."""
+    """Import torchvision's transforms. ImportError if torchvision is missing or was built for another torch."""
     try:
         from torchvision.transforms import v2  # type: ignore[missing-import]
     except ModuleNotFoundError as error:
@@ -190,8 +161,8 @@ def torchvision_transforms() -> Any:
 
 
 def _randaugment_deit(v2: Any, size: tuple[int, int]) -> Any:
-    """Make RandAugment as DeiT has it (rand-m9-mstd0.5-inc1 of timm): two operations, each with a probability of a
-    half, at .9 of their ranges. Here magnitudes do not vary, and torchvision has no Invert and no SolarizeAdd."""
+    """RandAugment as DeiT has it (rand-m9-mstd0.5-inc1 of timm), except that magnitudes do not vary, and torchvision
+    has no Invert and no SolarizeAdd."""
     one = v2.RandAugment(
         num_ops=1, magnitude=27, interpolation=v2.InterpolationMode.BICUBIC, fill=127
     )  # on a scale from 0 to 30
@@ -211,12 +182,9 @@ CHANGES: dict[str, Callable[[Any, tuple[int, int]], Any]] = {
 
 class ImageExamples(Dataset):
     """A data set of encoded images as pixel_values ``(channels, height, width)``, each with its ``label`` if it has
-    one.
+    one. changes: names in CHANGES, applied in order; their effect on image i depends only on (seed, i)."""
 
-    changes: names in CHANGES, applied in order; their effect on image i depends only on (seed, i).
-    """
-
-    def __init__(self, rows: Rows, reader: ImageReader, changes: Sequence[str] = (), seed: int = 0):
+    def __init__(self, rows: hf.Dataset, reader: ImageReader, changes: Sequence[str] = (), seed: int = 0):
         self.rows, self.reader, self.seed = rows, reader, seed
         v2 = torchvision_transforms() if changes else None
         transforms = [CHANGES[name](v2, reader.size) for name in changes if name != "erase"]
@@ -244,22 +212,14 @@ class ImageExamples(Dataset):
         return {"pixel_values": pixels, "index": index, **label}
 
 
-class ShuffledImages(Dataset):
-    """A data set of ``steps * batch_size`` training examples: every image once an epoch, in an order that depends on
-    (seed, epoch).
+def shuffled_images(images: ImageExamples, count: int, seed: int) -> Examples:
+    """The ``count`` training examples: every image once an epoch, in an order that depends on (seed, epoch)."""
+    return Examples(count, partial(_shuffled, images, seed))
 
-    Example i depends only on (images, seed, i), so that a resumed run and any number of processes see the same.
-    """
 
-    def __init__(self, images: ImageExamples, count: int, seed: int):
-        self.images, self.count, self.seed = images, count, seed
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        epoch, position = divmod(index, len(self.images))
-        return self.images.example(int(epoch_order(len(self.images), self.seed, epoch)[position]), index)
+def _shuffled(images: ImageExamples, seed: int, index: int) -> dict[str, Any]:
+    epoch, position = divmod(index, len(images))
+    return images.example(int(epoch_order(len(images), seed, epoch)[position]), index)
 
 
 def collate_images(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
@@ -271,16 +231,9 @@ def collate_images(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
 
 
 class Mixing:
-    """Mixes the images of a batch in pairs, and their labels: mixup, or a rectangle of the other (cutmix).
-
-    Labels become shares ``(batch, classes)``. The random choices for a batch depend on (seed, its first example).
-
-    Args:
-        classes: number of classes.
-        mixup: parameter of its Beta distribution, 0 for none; with both, half the batches get each (DeiT).
-        cutmix: likewise.
-        seed: of the random choices.
-    """
+    """Mixes the images of a batch in pairs, and their labels, which become shares ``(batch, classes)``: mixup, or a
+    rectangle of the other (cutmix), by parameters of Beta distributions, 0 for none; with both, half the batches get
+    each (DeiT). Random choices for a batch depend on (seed, its first example)."""
 
     def __init__(self, classes: int, *, mixup: float = 0.0, cutmix: float = 0.0, seed: int = 0):
         v2, self.seed = torchvision_transforms(), seed

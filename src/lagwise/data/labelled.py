@@ -6,25 +6,20 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lagwise.data.arrow as pa
 from lagwise.cache import keep_also
 from lagwise.data.encoding import RowEncoder
+from lagwise.data.find import Data
 from lagwise.data.labelled_rows import LABEL, RATE, LabelledColumns, LabelledRows, label_columns, read_labelled
 from lagwise.data.labels import KINDS, MULTI_LABEL
-from lagwise.data.prepared import Prepared, arrow_file, key_of
 from lagwise.data.rows import RowSource, open_rows
-from lagwise.data.splits import SPLITS
+from lagwise.data.splits import SPLITS, Prepared, arrow_file, key_of
 from lagwise.data.tokenizers import TOKENIZERS, load_tokenizer
 from lagwise.data.tokens import content_key
 from lagwise.progress import progress_bar
 from lagwise.tables import check_integer, counted, known
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from lagwise.data.find import Data
 
 INPUTS = ("tokens", "values")
 
@@ -55,7 +50,7 @@ class LabelledData(LabelledColumns, Prepared):
         return RowEncoder(self.columns, self.length, tokenizer, self.is_bytes, self.features, self.separate, gaps=True)
 
     @property
-    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+    def tokenizer(self) -> Any:
         return self.encoder.tokenizer
 
     def describe(self) -> str:

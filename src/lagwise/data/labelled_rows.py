@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, time
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+import lagwise.data.hf as hf
 from lagwise.data.arrays import SERIES
 from lagwise.data.encoding import read_series
 from lagwise.data.find import check_names
@@ -28,14 +29,12 @@ from lagwise.data.labels import (
     read_several_for,
     strata,
 )
-from lagwise.data.numbers import are_numbers, count_up, is_number, with_points
 from lagwise.data.reading import has_records
 from lagwise.data.rows import RATE, RowSource, check_train, rows_to_evaluate
+from lagwise.data.series_files import SOUNDS
 from lagwise.data.splits import SPLITS, made_note, shared_rows, split_rows
+from lagwise.data.text_tables import are_numbers, count_up, is_number, with_points
 from lagwise.data.tokens import chat_hint
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 LABEL = "__label__"  # the column of class ids or numbers, beside columns of any name
 _LONG, _MANY = 40, 20  # characters of a column's name, and columns, in a message
@@ -45,35 +44,24 @@ _MIN_CATEGORY_ROWS = 10  # fewer do not show a category
 
 @dataclass(frozen=True)
 class LabelledColumns:
-    """The content of the columns of labelled rows.
+    """The content of the columns of labelled rows."""
 
-    Attributes:
-        kind: classification, regression or multi_label, and the reason in words.
-        label_names: names of the classes, by id; None in regression.
-        counts: rows of each class in each split; empty in regression.
-        columns: of the inputs.
-        label: the column of the labels, or those of 0 and 1.
-        features: number of features per position of a series, None for text.
-        gaps: whether any sample of a series is missing (NaN).
-        rates: sampling rates of sounds in Hz, where they differ; rows then have the column RATE too.
-    """
-
-    kind: str
-    reason: str
-    label_names: tuple[str, ...] | None
-    counts: dict[str, dict[str, int]]
-    columns: tuple[str, ...] = ()
-    label: str | list[str] = LABEL
-    features: int | None = None
-    gaps: bool = False
-    rates: tuple[int, ...] = ()
+    kind: str  # classification, regression or multi_label
+    reason: str  # of the kind, in words
+    label_names: tuple[str, ...] | None  # of the classes, by id; None in regression
+    counts: dict[str, dict[str, int]]  # rows of each class in each split; empty in regression
+    columns: tuple[str, ...] = ()  # of the inputs
+    label: str | list[str] = LABEL  # the column of the labels, or those of 0 and 1
+    features: int | None = None  # of each sample of a series, None for text
+    gaps: bool = False  # whether any sample of a series is missing (NaN)
+    rates: tuple[int, ...] = ()  # of sounds in Hz, where they differ; rows then have the column RATE too
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledRows(LabelledColumns):
     """The labelled rows of a table in splits, which have the columns of the inputs, and LABEL."""
 
-    splits: dict[str, Dataset]
+    splits: dict[str, hf.Dataset]
     notes: tuple[str, ...]
 
 
@@ -96,8 +84,10 @@ def read_labelled(
         group: a column whose equal values stay in one split (`split_rows`).
     """
     groups = [] if group is None else [group]
-    needed = (*columns, *label_columns(label), *groups, *[RATE] * source.has_sounds)
-    tables = source.read(needed if {*needed} <= {*source.columns} else None)
+    needed = (*columns, *label_columns(label), *groups, *[RATE] * bool(source.of_kind(SOUNDS)))
+    tables = source.read(needed)
+    if not all({*needed} <= {*rows.column_names} for rows in tables.values()):
+        tables = source.read()  # to choose and to name others
     check_train(tables, repr(source.name), "rows")
     first, alone = tables["train"], len(tables) == 1
     if columns == ("text",) and {"text", SERIES} & {*first.column_names} == {SERIES}:
@@ -138,7 +128,7 @@ def read_labelled(
 
 
 def split_labelled(
-    tables: Mapping[str, Dataset],
+    tables: Mapping[str, hf.Dataset],
     columns: Sequence[str],
     labels: Labels,
     *,
@@ -214,7 +204,7 @@ def label_columns(label: str | list[str]) -> tuple[str, ...]:
 
 def _no_column(
     absent: Mapping[str, str],
-    rows: Dataset,
+    rows: hf.Dataset,
     of_train: Sequence[str],
     inputs: Sequence[str],
     where: str,
@@ -239,11 +229,11 @@ def _no_column(
     )
 
 
-def _one_folder(rows: Dataset, label: str, source: RowSource) -> str:
+def _one_folder(rows: hf.Dataset, label: str, source: RowSource) -> str:
     """The message about files that are a class, or a row each, all of one class."""
     subject, columns = "files to train on are a row each", source.header  # their lines are samples
     if any(map(has_records, source.paths)):
-        subject, columns = "rows to train on are of one file or folder", source.columns
+        subject, columns = "rows to train on are of one file or folder", source.read()["train"].column_names
     named = f"; or name the column of labels with `label=COLUMN` (columns: {_list_names(columns)})" if columns else ""
     return (
         f"the {len(rows):,} {subject}, all of the class {rows[label][0]!r}, and classification needs two classes; put "
@@ -263,12 +253,11 @@ def _first_line(source: RowSource) -> str:
 
 
 def _input_columns(
-    name: str, rows: Dataset, columns: tuple[str, ...], labels: Sequence[str], values: bool
+    name: str, rows: hf.Dataset, columns: tuple[str, ...], labels: Sequence[str], values: bool
 ) -> tuple[tuple[str, ...], list[str]]:
-    """The requested columns, and a note of others that are not read. If ``text`` is requested but missing: the only
-    column that holds text. If ``input_values`` is requested but missing: the only column beside the label.
-
-    ValueError for a table of numbers and categories alone, which are no text: a category has few different values."""
+    """The requested columns, and a note of others that are not read; for ``text`` the only column of text, for
+    ``input_values`` the only one beside the label. ValueError for a table of numbers and categories alone, which are no
+    text."""
     others = [column for column in rows.column_names if column not in labels]
     if values and columns == (SERIES,) and SERIES not in others:
         return (others[0],) if len(others) == 1 else columns, []
@@ -306,7 +295,7 @@ def _column_kind(cells: Sequence[Any]) -> str | None:
 
 
 def _labels(
-    tables: dict[str, Dataset],
+    tables: dict[str, hf.Dataset],
     label: str | list[str],
     kind: str,
     where: Callable[[str, int], str],
@@ -336,31 +325,29 @@ def _with_points(cells: list[Any], usual: str | None) -> list[Any]:
     return with_points(cells, usual) if all(isinstance(cell, str) for cell in cells) else cells
 
 
-def _cells(rows: Dataset, label: str | list[str], where: Callable[[int], str]) -> list[Any]:
+def _cells(rows: hf.Dataset, label: str | list[str], where: Callable[[int], str]) -> list[Any]:
     """The labels of each row, as the table has them; of several columns the names of those with 1."""
     if isinstance(label, str):
         return label_cells(rows, label)
     return named_columns({name: rows[name][:] for name in label}, where)
 
 
-def label_cells(rows: Dataset, label: str) -> list[Any]:
+def label_cells(rows: hf.Dataset, label: str) -> list[Any]:
     """The values of a column of labels, classes by their names, and dates as text."""
-    from datasets import ClassLabel
-
     feature, cells = rows.features[label], rows[label][:]
     inner = getattr(feature, "feature", None)
-    if isinstance(inner, ClassLabel):
+    if isinstance(inner, hf.ClassLabel):
         return [None if cell is None else [inner.names[i] for i in cell] for cell in cells]
-    if not isinstance(feature, ClassLabel):
+    if not isinstance(feature, hf.ClassLabel):
         return [float(v) if isinstance(v, Decimal) else str(v) if isinstance(v, date | time) else v for v in cells]
     return [None if i is None or i < 0 else feature.names[i] for i in cells]  # -1 where there is no label
 
 
 def _check_inputs(
-    tables: dict[str, Dataset], columns: Sequence[str], values: bool, where: Callable[[str, int], str]
+    tables: dict[str, hf.Dataset], columns: Sequence[str], values: bool, where: Callable[[str, int], str]
 ) -> tuple[int | None, bool]:
-    """Refuse empty texts and faulty series; returns the features of series, None for text, and whether any sample of
-    theirs is missing."""
+    """Refuse empty texts and faulty series; return the features of series, None for text, and whether any sample is
+    missing."""
     features: int | None = None
     gaps = False
     for split, column, rows in ((split, column, rows) for split, rows in tables.items() for column in columns):

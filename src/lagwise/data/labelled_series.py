@@ -5,46 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 import lagwise.data.arrow as pa
+import lagwise.data.hf as hf
 from lagwise.data.arrays import is_list, list_column
 from lagwise.data.batches import IGNORED
 from lagwise.data.encoding import feature_scale, read_series
 from lagwise.data.labels import class_name, is_missing, read_labels, read_labels_for
-from lagwise.data.prepared import Prepared, arrow_file, key_of, stored_arrays
 from lagwise.data.rows import RowSource, check_train
-from lagwise.data.splits import SPLITS, Share, shared_rows, split_series
+from lagwise.data.splits import SPLITS, Prepared, Share, arrow_file, key_of, shared_rows, split_series, stored_arrays
 from lagwise.progress import progress_bar
 from lagwise.tables import known
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 NO_EVENT = "none"
 
 
 @dataclass(frozen=True)
 class LabelledSeries(Prepared):
-    """A set of series with labels inside them, in three splits.
-
-    Attributes:
-        splits: data sets with the columns input_values (lists of ``features`` float32 each), label (a list of as many
-            class ids, -100 where there is none) and length (in samples).
-        label_names: names of the classes, by id; for events the first is ``none``, the class of samples without one.
-        mean, std: those of each feature over the samples of train.
-        gaps: whether any sample is missing (NaN).
-        counts: samples, or events, of each class in each split.
+    """A set of series with labels inside them, in three splits: data sets with the columns input_values (lists of
+    ``features`` float32 each), label (a list of as many class ids, -100 where there is none) and length (in samples).
     """
 
     features: int
-    label_names: tuple[str, ...]
-    mean: list[float]
+    label_names: tuple[str, ...]  # by id; for events the first is ``none``, the class of samples without one
+    mean: list[float]  # of each feature over the samples of train
     std: list[float]
-    gaps: bool
-    counts: dict[str, dict[str, int]]
+    gaps: bool  # whether any sample is missing (NaN)
+    counts: dict[str, dict[str, int]]  # samples, or events, of each class in each split
 
 
 def prepare_series(
@@ -57,20 +47,10 @@ def prepare_series(
     cache: Path | None = None,
     progress: bool = True,
 ) -> LabelledSeries:
-    """Read series with labels inside them, or load the cached result.
-
-    Args:
-        values: the column of the series.
-        label: the column of the labels; each row has a list of as many classes as it has samples (null or an empty
-            string where there is none), or one class for all its samples.
-        events: a column of lists of positions, in samples from 0 and in order; ``label`` then has the class of each.
-        group: a column whose equal values stay in one split (`split_rows`).
-
-    Missing splits are made as in `split_rows`; of one or two series the last two tenths of each are valid and test.
-
-    ValueError, one line, for missing columns, inf, a number of labels other than that of samples, positions
-    that are out of order, occur twice or lie outside the series, labels that are fractions, and as in `read_labels`.
-    """
+    """Read series with labels inside them, or load the cached result. ``label`` is the column of the labels, of which
+    each row has a list of as many classes as it has samples (null or an empty string where there is none), or one class
+    for all; with ``events``, a column of lists of positions, in samples from 0 and in order, the class of each event.
+    Equal values of ``group`` stay in one split; missing splits are made as in `split_series`."""
 
     def write(folder: Path) -> dict[str, Any]:
         try:
@@ -87,11 +67,10 @@ Columns = tuple[str, str, str | None]  # of the values, the labels and the posit
 
 
 def _read(
-    rows: Dataset, columns: Columns, where: Callable[[int], str], **options: Any
+    rows: hf.Dataset, columns: Columns, where: Callable[[int], str], **options: Any
 ) -> Iterator[tuple[np.ndarray, list[Any], np.ndarray]]:
     """Yield for each row its samples ``(length, features)``, its different labels as stored, and the index of each
-    sample's label among these, IGNORED for none. Errors as `prepare_series`; ``where`` names row i in them. options: of
-    `read_series`."""
+    sample's label among these, IGNORED for none. options: of `read_series`."""
     values, label, events = columns
     for column in filter(None, columns):
         known(column, rows.column_names, "column")
@@ -150,11 +129,10 @@ def _ids(ids: Sequence[int], inverse: np.ndarray) -> np.ndarray:
 
 
 def read_series_for(
-    rows: Dataset, names: Sequence[str], values: str, label: str, events: str | None, source: str, *, gaps: bool = True
+    rows: hf.Dataset, names: Sequence[str], values: str, label: str, events: str | None, source: str, *, gaps: bool
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield for each row its samples, and the label of each as an id of the model's classes ``names``, -100 where there
-    is none. gaps: samples may be missing. ValueError for a class that the model does not know, and as
-    `prepare_series`."""
+    is none."""
 
     def where(i: int) -> str:
         return f"row {i + 1} of {source!r}"
@@ -189,7 +167,7 @@ def _write(source: RowSource, columns: Columns, group: str | None, folder: Path,
     names, ids = _classes(first, events is not None)
     assert features is not None
 
-    def read(rows: Dataset) -> Iterator[list[np.ndarray]]:
+    def read(rows: hf.Dataset) -> Iterator[list[np.ndarray]]:
         for samples, unique, inverse in _read(rows, columns, str):
             yield [samples, _ids([ids.get(value, IGNORED) for value in unique], inverse)]
 
@@ -210,20 +188,14 @@ def _write(source: RowSource, columns: Columns, group: str | None, folder: Path,
 
 def write_parts(
     folder: Path,
-    parts: Mapping[str, tuple[Dataset, Share]],
+    parts: Mapping[str, tuple[hf.Dataset, Share]],
     kinds: Mapping[str, pa.DataType],
-    read: Callable[[Dataset], Iterator[list[np.ndarray]]],
+    read: Callable[[hf.Dataset], Iterator[list[np.ndarray]]],
     noun: str,
     progress: bool,
 ) -> tuple[list[float], list[float]]:
-    """Write the part of each series that is in a split (`split_series`), and return the mean and standard deviation of
-    each feature of train.
-
-    Args:
-        kinds: The types of the columns of lists, the first of which has the features; beside them is length.
-        read: The arrays of each row, one for each column.
-        noun: A series, for people.
-    """
+    """Write the part of each series that is in a split, and return the mean and standard deviation of each feature of
+    train. kinds: of the columns of lists, which ``read`` gives for each row."""
     schema = pa.schema({**kinds, "length": pa.int32()})
     for split, (rows, (start, end)) in parts.items():
         with arrow_file(folder / f"{split}.arrow", schema) as writer:
@@ -240,8 +212,8 @@ def write_parts(
 
 
 def _classes(first: Mapping[str, Mapping[Any, int]], events: bool) -> tuple[list[str], dict[Any, int]]:
-    """Return the names of the classes, and the id of every label as stored; ``first``: the first row of each split that
-    has it."""
+    """The names of the classes, and the id of every label as stored; ``first``: the first row of each split that has
+    it."""
     columns = {split: list(rows) for split, rows in first.items()}
 
     def where(split: str, i: int) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from lagwise.data.numbers import MISSING
+from lagwise.data.text_tables import MISSING
 from lagwise.tables import known
 
 MULTI_LABEL = "multi_label"
@@ -34,32 +34,19 @@ Columns = Mapping[str, Sequence[Any]]  # the cells of each split
 
 @dataclass(frozen=True)
 class Labels:
-    """The labels of rows.
+    """The labels of rows."""
 
-    Attributes:
-        kind: classification, regression or several labels per row, and the reason in words.
-        names: the classes, in the order of their ids.
-        values: for every split the id or the number of each row, or for several labels 0 or 1 for each name; None where
-            the row has no label.
-    """
-
-    kind: str
-    reason: str
-    names: tuple[str, ...] | None
-    values: dict[str, list[Any]]
+    kind: str  # classification, regression or several labels per row
+    reason: str  # of the kind, in words
+    names: tuple[str, ...] | None  # of the classes, in the order of their ids
+    values: dict[str, list[Any]]  # by split an id or a number, or 0 or 1 for each name; None for a row without a label
 
 
 def read_labels(columns: Columns, kind: str, where: Where, order: Sequence[str] = ()) -> Labels:
-    """Read the labels from the values of the label column in every split; ``train`` must be one of them.
-
-    Strings that are all numbers count as numbers, but if one of them begins with a zero, as 007 does, they are codes.
-    kind ``auto``: text, codes and at most 50 different integers are classes; fractions and more integers are amounts.
-    Beside fractions, texts such as NA are missing. Class names are sorted, numbers in them by value, unless ``order``
-    names them.
-
-    ValueError for train rows without a label, labels of mixed types, NaN and inf, text in regression, labels that are
-    all the same, and classes that train lacks.
-    """
+    """Read the labels from the values of the label column in every split; ``train`` must be one of them. Strings that
+    are all numbers count as numbers, but if one begins with a zero, as 007 does, they are codes. kind ``auto``: text,
+    codes and at most 50 different integers are classes; fractions and more integers are amounts, beside which texts
+    such as NA are missing. Class names are sorted, numbers in them by value, unless ``order`` names them."""
     known(kind, KINDS, "`kind`")
     texts = {v: _number(v) for column in columns.values() for v in column if isinstance(v, str)}
     words = {text for text, number in texts.items() if number is None}
@@ -69,19 +56,18 @@ def read_labels(columns: Columns, kind: str, where: Where, order: Sequence[str] 
         s: [None if is_missing(v) or (isinstance(v, str) and v in signs) else v for v in column]
         for s, column in columns.items()
     }
-    several = several_hint(cells["train"])
     absent = [i for i, value in enumerate(cells["train"]) if value is None]
     if absent:
         value = columns["train"][absent[0]]
         raise ValueError(
             f"{len(absent)} of {len(cells['train'])} rows have no label, the first is {where('train', absent[0])} "
-            f"({value!r}); fill them in or remove them{several}"
+            f"({value!r}); fill them in or remove them"
         )
     values = _numbers(cells, where)
     inferred, reason = _kind(values)
     if any(isinstance(v, str) and _CODE.fullmatch(v.strip()) for v in chain(*cells.values())):
         inferred, reason = "classification", "the labels are codes with zeros in front"
-    kind, reason = (inferred, f"{reason}{several}") if kind == "auto" else (kind, "as declared")
+    kind, reason = (inferred, reason) if kind == "auto" else (kind, "as declared")
     if kind == "regression":
         if values is None:
             written = ((s, i, v) for s, column in cells.items() for i, v in enumerate(column) if v is not None)
@@ -103,7 +89,7 @@ def read_labels(columns: Columns, kind: str, where: Where, order: Sequence[str] 
             name, count = unknown.most_common(1)[0]
             raise ValueError(
                 f"label {name!r} of {where(split, column.index(name))} ({count} such rows in {split}) does not occur "
-                f"in train{several}"
+                "in train"
             )
     return Labels(kind, reason, tuple(names), {s: [ids[name] for name in column] for s, column in named.items()})
 
@@ -120,10 +106,7 @@ def alike_note(names: Sequence[str] | None) -> list[str]:
 
 
 def read_labels_for(values: Sequence[Any], names: Sequence[str] | None, where: Callable[[int], str]) -> list[Any]:
-    """Read the labels of rows for a trained model: ids of its classes ``names``, or numbers if these are None.
-
-    ValueError for a missing label, a class that the model does not know, and text or NaN instead of numbers.
-    """
+    """Read the labels of rows for a trained model: ids of its classes ``names``, or numbers if these are None."""
     # earlier versions kept the zeros of 1.0 and the capital of True
     ids = {class_name(name): i for i, name in enumerate(names or ())} | {name: i for i, name in enumerate(names or ())}
     labels: list[Any] = []
@@ -188,21 +171,6 @@ def _kind(numbers: Mapping[str, Sequence[float | None]] | None) -> tuple[str, st
     return "classification", f"the labels are {len(different)} different integers"
 
 
-def several_hint(cells: Sequence[Any]) -> str:
-    """Advise what to do if labels that are taken for classes have names of several between them: with a bar or
-    semicolon, of which one is in different labels; with a comma, all of which are also labels alone. Else an empty
-    text."""
-    written = sorted({cell.strip() for cell in cells if isinstance(cell, str)})
-    for separator in SEPARATORS:
-        names = {cell: {*_names_between(cell, separator)} for cell in written}
-        common = {name for name, count in Counter(chain(*names.values())).items() if count > 1}
-        for cell, own in names.items():
-            fits = own <= {*written} if separator == "," else bool(own & common)
-            if separator in cell and fits and _number(cell.replace(",", ".")) is None:
-                return f"; `kind=multi_label` reads {cell!r} as several labels"
-    return ""
-
-
 def _number(value: Any) -> float | None:
     if isinstance(value, bool) or "_" in str(value):  # Python reads 1_000, other programs do not
         return None
@@ -218,9 +186,8 @@ def _float(value: Any) -> float | None:
 
 
 def class_name(value: Any) -> str:
-    """A label as the file has it: ``pos``, ``0`` (also for 0.0, since columns with gaps have floats), ``true`` (also
-    for True and TRUE, as some programs write it). Spellings that look the same are one: Unicode text is composed (NFC),
-    and characters without a width are left out."""
+    """A label as the file has it: ``0`` also for 0.0, since columns with gaps have floats, ``true`` also for True and
+    TRUE. Spellings that look the same are one: text is composed (NFC), without characters that have no width."""
     text = str(value).strip()
     if not text.isascii():
         text = unicodedata.normalize("NFC", _ZERO_WIDTH.sub("", text)).strip()
@@ -246,23 +213,16 @@ def has_lists(cells: Sequence[Any]) -> bool:
 
 
 def read_several(columns: Columns, where: Where, order: Sequence[str] = (), reason: str = "as declared") -> Labels:
-    """Read the labels of rows of which each may have several, as values of 0 and 1 for each name.
-
-    Args:
-        columns: in every split a cell of each row: a list of names, or of 0 and 1; or names between ``|``, ``;`` or
-            ``,``, the first of these that occurs; of these an empty cell is a row with none of the labels.
-        where: names a row of a split, for messages.
-        order: all names, in the order of their values.
-        reason: why rows have several labels.
-
-    ValueError for train rows without a list, cells of mixed types, labels that train lacks, and fewer than two labels.
-    """
+    """Read the labels of rows of which each may have several, as values of 0 and 1 for each name. Cells are lists of
+    names, or of 0 and 1; or names between ``|``, ``;`` or ``,``, the first of these that occurs; of these an empty cell
+    is a row with none of the labels. order: all names, in the order of their values. reason: why rows have several."""
     every = [*chain(*columns.values())]
     listed = has_lists(every)
     mark = next((m for m in SEPARATORS if not listed and any(isinstance(v, str) and m in v for v in every)), "")
     if listed or mark:
         reason = f"labels between {mark!r}" if mark else "the labels are lists" if reason == "as declared" else reason
-    read = {s: _parsed(column, mark, any(map(_is_list, every)), partial(where, s)) for s, column in columns.items()}
+    lists = any(map(_is_list, every))
+    read = {s: _parsed(column, lambda cell: mark, lists, partial(where, s)) for s, column in columns.items()}
     if size := _vector_size(read):
         order, reason = order or [str(i) for i in range(size)], "the labels are vectors of 0 and 1"
         if size != len(order):
@@ -289,9 +249,11 @@ def read_several(columns: Columns, where: Where, order: Sequence[str] = (), reas
     return Labels(MULTI_LABEL, reason, tuple(names), values)
 
 
-def _parsed(cells: Sequence[Any], mark: str, lists: bool, where: Callable[[int], str]) -> list[list[str] | None]:
+def _parsed(
+    cells: Sequence[Any], mark: Callable[[str], str], lists: bool, where: Callable[[int], str]
+) -> list[list[str] | None]:
     """The names in each cell of a split. mark: what separates names in text. lists: whether cells are lists and not
-    text, of which a split without any label has none, and an empty cell no name."""
+    text."""
     none = None if lists or all(map(_is_absent, cells)) else []
     parsed: list[list[str] | None] = []
     for i, cell in enumerate(cells):
@@ -304,29 +266,24 @@ def _parsed(cells: Sequence[Any], mark: str, lists: bool, where: Callable[[int],
         if not lists and not isinstance(cell, str | int | float | None):
             raise ValueError(f"the labels of {where(i)} are {type(cell).__name__}, not a list or text")
         own = None if _is_absent(cell) else _items(cell)
-        parsed.append(none if _is_absent(cell) else _names_between(cell, mark) if own is None else own)
+        names = _names_between(cell, mark(cell) if isinstance(cell, str) else "") if own is None else own
+        parsed.append(none if _is_absent(cell) else names)
     return parsed
 
 
 def read_several_for(cells: Sequence[Any], names: Sequence[str], where: Callable[[int], str]) -> list[list[int]]:
-    """Read values of 0 and 1 for each name that a model knows, of the rows of other data; cells as in `read_several`.
+    """Values of 0 and 1 for each name that a model knows, of the rows of other data; cells as in `read_several`."""
+    plain = list(map(class_name, names))
 
-    ValueError for a missing list, rows without any label, and a label that the model does not know.
-    """
-    plain, read = list(map(class_name, names)), []
-    may_be_empty = not any(map(_is_list, cells)) and not all(map(_is_absent, cells))  # text without a name
-    for i, cell in enumerate(cells):
-        if _is_absent(cell) and not may_be_empty:
-            raise ValueError(f"{where(i)} has no labels; {_FILL_IN}")
-        own = [] if _is_absent(cell) else _items(cell)
-        if own is None and isinstance(cell, str):  # the mark that gives known names alone, or else the first
-            first = next((mark for mark in SEPARATORS if mark in cell), "")
-            split = [_names_between(cell, mark) for mark in ("", *SEPARATORS)]
-            own = next((each for each in split if {*each} <= {*plain}), _names_between(cell, first))
-        if own is None:
-            marks = " ".join(SEPARATORS)
-            raise ValueError(f"the labels of {where(i)} are {cell!r}, not a list or names between {marks}")
-        read.append(own)
+    def mark(cell: str) -> str:
+        """What gives known names alone, or else the first mark in a cell."""
+        marks = ("", *SEPARATORS)
+        first = next((each for each in SEPARATORS if each in cell), "")
+        return next((each for each in marks if {*_names_between(cell, each)} <= {*plain}), first)
+
+    read: list[Any] = _parsed(cells, mark, any(map(_is_list, cells)), where)
+    if None in read:
+        raise ValueError(f"{where(read.index(None))} has no labels; {_FILL_IN}")
     if _vector_size({"": read}) == len(names):
         return [[int(item in _ON) for item in cell] for cell in read]
     for i, own in enumerate(read):
@@ -338,10 +295,7 @@ def read_several_for(cells: Sequence[Any], names: Sequence[str], where: Callable
 
 
 def named_columns(cells: Columns, where: Callable[[int], str]) -> list[list[str] | None]:
-    """The labels of rows of which columns of 0 and 1 say whether a row has each; None where all are missing.
-
-    ValueError for other values, and rows of which some are missing.
-    """
+    """The labels of rows of which columns of 0 and 1 say whether a row has each; None where all are missing."""
     labels: list[list[str] | None] = []
     for i, row in enumerate(zip(*cells.values(), strict=True)):
         words = [class_name(value).lower() for value in row]
@@ -354,8 +308,7 @@ def named_columns(cells: Columns, where: Callable[[int], str]) -> list[list[str]
 
 
 def indicator_columns(rows: Any, others: Sequence[str]) -> list[str]:
-    """The columns of a table that have only 0 and 1 (or true and false), both of them, apart from ``others``; cells may
-    be missing."""
+    """The columns of a table that have only 0 and 1 (or true and false), both of them, apart from ``others``."""
     table: Any = rows.with_format("arrow")[:]  # columns of Arrow, as a Dataset copies all features for each
     columns = {name: table.column(name) for name in table.column_names if name not in others}
     likely = {name: cells for name, cells in columns.items() if _indicators(cells[:_SAMPLE_ROWS].to_pylist())}
@@ -414,8 +367,8 @@ def _marked(cell: Sequence[str], names: Sequence[str]) -> list[int]:
 
 
 def strata(rows: Sequence[Sequence[int]], min_rows: int) -> list[int | None]:
-    """A class for each row, by which rows are divided so that every part has each label: the rarest label of the row;
-    None for rows without labels, and for classes with fewer than ``min_rows`` rows."""
+    """A class for each row, by which rows are divided so that every part has each label: its rarest label; None for
+    rows without labels, and for classes with fewer than ``min_rows`` rows."""
     marks = np.asarray(rows)
     counts = marks.sum(0)
     rarest = [min(np.flatnonzero(row).tolist(), key=lambda i: counts[i], default=None) for row in marks]

@@ -46,8 +46,7 @@ class DataOptions:
 
 def upgraded(values: dict[str, Any]) -> dict[str, Any]:
     """The sections of a recipe in today's form: without options that are gone; of lagwise 0.1, whose data options told
-    the task; and of earlier classifiers of DNA, which were a task with an option. Warns of options that changed
-    something."""
+    the task; and of earlier classifiers of DNA."""
     for section, defaults in _GONE.items():
         options = values.get(section)
         if not isinstance(options, dict):

@@ -24,9 +24,8 @@ from typing import IO, Any
 import numpy as np
 
 import lagwise.data.arrow as pa
-from lagwise.data.archives import arff_table, ts_table
 from lagwise.data.arrays import FOLDER_LABEL, SERIES, array_column
-from lagwise.data.sound_files import SOUNDS, read_sound
+from lagwise.data.series_files import SOUNDS, read_sound, ts_table
 from lagwise.data.text_tables import HEAD_BYTES, HEAD_LINES, TextTable, check_different, text_table
 from lagwise.files import one_line
 from lagwise.outside import Registry
@@ -205,7 +204,7 @@ _TEXT_COLUMNS, _SOUND_COLUMNS = ("text", FOLDER_LABEL, "file"), (FOLDER_LABEL, "
 ONE_ROW = (*SOUNDS, ".txt")  # files that are a row each; the name of a folder is its class
 TEXT_TABLES = (".csv", ".tsv")
 JSON = (".jsonl", ".json")  # objects on lines, or in an array
-RECORDS = (*JSON, ".parquet", ".npz", ".ts", ".arff")  # files whose values have types
+RECORDS = (*JSON, ".parquet", ".npz", ".ts")  # files whose values have types
 
 
 def file_kind(path: Path) -> str | None:
@@ -235,26 +234,9 @@ def folder_name(path: Path) -> str:
 
 
 def read_columns(path: Path) -> tuple[str, ...]:
-    """The columns of one file: of .csv and .tsv the header, of .jsonl the fields of the first record."""
-    kind = file_kind(path)
-    if kind in TEXT_TABLES:
-        return tuple(read_head(path).names)
-    if kind in JSON:
-        with opened(path) as f:
-            line = next((line for line in f if line.strip()), b"")
-        whole = marked_encoding(line) or not line.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{")
-        return tuple(_jsonl(read_whole(path) if whole else line, path, None).column_names)
-    if kind in ONE_ROW:
-        return _TEXT_COLUMNS if kind == ".txt" else _SOUND_COLUMNS
-    if kind == ".npz" and not is_compressed(path) and zipfile.is_zipfile(path):
-        try:
-            with np.load(path, allow_pickle=False) as archive:
-                return tuple(archive.files)
-        except (zipfile.BadZipFile, RuntimeError) as error:
-            raise ValueError(f"{path} is not an .npz file ({one_line(error)})") from error
-    if kind == ".parquet":
-        return tuple(open_parquet(path).schema_arrow.names)
-    return tuple(read_table(path).column_names)
+    """The columns of one file: of .csv and .tsv the header alone is read."""
+    text = file_kind(path) in TEXT_TABLES
+    return tuple(read_head(path).names if text else read_table(path).column_names)
 
 
 def read_text_table(path: Path, *, titles: bool = False) -> TextTable:
@@ -333,31 +315,20 @@ def _objects(lines: Iterable[bytes], path: Path) -> Iterator[tuple[int, dict[str
     for number, line in enumerate(rest, 1):
         if not line.strip():
             continue
-        if not begun and line.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
-            yield from _array_records(b"\n".join([line, *rest]), path)
-            return
+        array = not begun and line.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
+        data, begun = b"\n".join([line, *rest]) if array else line, True
         try:
-            record = json.loads(decoded(line, path).removeprefix("\ufeff"))
+            parsed = json.loads(decoded(data, path).removeprefix("\ufeff"))
         except (json.JSONDecodeError, RecursionError) as error:
-            raise ValueError(f"{path}, line {number}: not a JSON object ({one_line(error)})") from error
-        if not isinstance(record, dict):
-            raise ValueError(f"{path}, line {number}: not a JSON object but {type(record).__name__}")
-        begun = True
-        yield number, record
-
-
-def _array_records(data: bytes, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a JSON array, and their numbers."""
-    try:
-        records = json.loads(decoded(data, path).removeprefix("\ufeff"))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(
-            f"{path} is not a JSON array of objects ({one_line(error)}); write one, or an object on each line"
-        ) from error
-    for number, record in enumerate(records, 1):
-        if not isinstance(record, dict):
-            raise ValueError(f"{path}: element {number} of the array is not an object but {type(record).__name__}")
-        yield number, record
+            fault = f", line {number}: not a JSON object ({one_line(error)})"
+            if array:
+                fault = f" is not a JSON array of objects ({one_line(error)}); write one, or an object on each line"
+            raise ValueError(f"{path}{fault}") from error
+        for place, record in enumerate(parsed, 1) if array else [(number, parsed)]:
+            if not isinstance(record, dict):
+                where = f": element {place} of the array is not an" if array else f", line {place}: not a JSON"
+                raise ValueError(f"{path}{where} object but {type(record).__name__}")
+            yield place, record
 
 
 def _jsonl(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
@@ -369,7 +340,7 @@ def _jsonl(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
         {
             name: _json_column(name, [record.get(name) for record in records], lines, path)
             for name in names
-            if _is_selected(name, columns)
+            if columns is None or name in columns
         }
     )
 
@@ -452,7 +423,7 @@ def _npz(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
     by_name = {}
     for name, array in arrays.items():
         try:
-            by_name |= {name: array_column(array)} if _is_selected(name, columns) else {}
+            by_name |= {name: array_column(array)} if columns is None or name in columns else {}
         except (pa.ArrowException, UnicodeDecodeError) as error:
             raise ValueError(f"{path}: array {name!r} of {array.dtype} cannot be read ({error})") from error
     return pa.table(by_name)
@@ -472,10 +443,6 @@ def _sound(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
     return pa.table(dict(zip(_SOUND_COLUMNS, values, strict=True)))
 
 
-def _is_selected(name: str, columns: Sequence[str] | None) -> bool:
-    return columns is None or name in columns
-
-
 READERS: dict[str, Callable[[bytes, Path, Sequence[str] | None], pa.Table]] = {
     ".csv": _of_text(_text_table),
     ".tsv": _of_text(_text_table),
@@ -483,7 +450,6 @@ READERS: dict[str, Callable[[bytes, Path, Sequence[str] | None], pa.Table]] = {
     ".parquet": _parquet,
     ".npz": _npz,
     ".ts": _of_text(ts_table),
-    ".arff": _of_text(arff_table),
     **dict.fromkeys(SOUNDS, _sound),
     ".txt": _of_text(_txt),
 }

@@ -6,13 +6,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lagwise.data.arrow as pa
+import lagwise.data.hf as hf
 from lagwise.data.arrays import FOLDER_LABEL, SERIES
-from lagwise.data.find import DataSource, Named, check_file, classed_files, find, listed_files, split_word, unread_note
-from lagwise.data.numbers import usual_decimal
-from lagwise.data.prepared import arrow_file
+from lagwise.data.find import (
+    Data,
+    DataSource,
+    Named,
+    check_file,
+    classed_files,
+    find,
+    listed_files,
+    split_word,
+    unread_note,
+)
 from lagwise.data.reading import (
     COMPRESSIONS,
     ONE_ROW,
@@ -26,15 +35,12 @@ from lagwise.data.reading import (
     read_head,
     read_table,
 )
-from lagwise.data.sound_files import SOUNDS
+from lagwise.data.series_files import SOUNDS
+from lagwise.data.splits import arrow_file
+from lagwise.data.text_tables import usual_decimal
 from lagwise.files import expanded
 from lagwise.outside import Registry
 from lagwise.tables import counted
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-
-    from lagwise.data.find import Data
 
 #: The values of ``data.format``. Each opens the files of a name as a `RowSource` (``open``), and has the columns of its
 #: texts (``texts``) and what a text is in its files (``cleaned``).
@@ -45,35 +51,15 @@ _FILES_PER_BATCH = 500  # files of a row each that are copied at a time
 
 @dataclass(frozen=True)
 class RowSource(DataSource):
-    """The source of rows, and what identifies them.
+    """The source of rows, and what identifies them."""
 
-    Attributes:
-        classes: classes by their folders, of files that are a row each.
-        rate: the sampling rate that sounds must have, in Hz.
-        any_rate: whether sounds may have other rates, each its own; their rows have them in ``sampling_rate``.
-    """
-
-    classes: Mapping[Path, str | None] = field(default_factory=dict)
-    rate: int | None = None
-    any_rate: bool = False
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns that all splits and files have; for a .jsonl file, the fields of its first record."""
-        if self.dataset is not None:
-            tables = [tuple(self.dataset[split].column_names) for split in self.split_names]
-        else:
-            tables = list(map(self._columns_of, self.paths))
-        return tuple(name for name in tables[0] if all(name in table for table in tables))
+    classes: Mapping[Path, str | None] = field(default_factory=dict)  # by their folders, of files that are a row each
+    rate: int | None = None  # the sampling rate that sounds must have, in Hz
+    any_rate: bool = False  # whether sounds may have other rates, which their rows have in ``sampling_rate``
 
     def of_kind(self, kinds: Sequence[str]) -> list[Path]:
         """The files with one of some suffixes."""
         return [path for path in self.paths if file_kind(path) in kinds]
-
-    @property
-    def has_sounds(self) -> bool:
-        """Whether any file is a sound."""
-        return bool(self.of_kind(SOUNDS))
 
     @property
     def header(self) -> tuple[str, ...]:
@@ -112,7 +98,7 @@ class RowSource(DataSource):
         """The column that has the name of the file's folder, or its own, its class."""
         return FOLDER_LABEL if file_kind(path) in ONE_ROW or has_records(path) else None
 
-    def read(self, columns: Sequence[str] | None = None, work: Path | None = None) -> dict[str, Dataset]:
+    def read(self, columns: Sequence[str] | None = None, work: Path | None = None) -> dict[str, hf.Dataset]:
         """The rows of every named split, of all columns or those that are named here and occur.
 
         Values of .csv and .tsv are strings as written in the file. ValueError for a file that does not match its
@@ -136,11 +122,9 @@ class RowSource(DataSource):
 
     def _joined(self, split: str, tables: Iterator[Any], work: Path | None) -> Any:
         """The rows of all files of a split."""
-        from datasets import Dataset
-
         try:
             if work is None:
-                return Dataset(pa.concat_tables(tables, promote_options="permissive"))
+                return hf.Dataset(pa.concat_tables(tables, promote_options="permissive"))
             path = work / f"{split}.arrow"
             batch = [next(tables)]
             names, schema = batch[0].column_names, batch[0].schema
@@ -151,7 +135,7 @@ class RowSource(DataSource):
                         batch = []
                     batch.append(table.select(names).cast(schema))
                 writer.write_table(pa.concat_tables(batch).combine_chunks())
-            return Dataset.from_file(str(path))
+            return hf.Dataset.from_file(str(path))
         except pa.ArrowException as error:
             raise ValueError(f"files of {self.name!r} have columns of different types: {error}") from error
 
@@ -194,9 +178,6 @@ class RowSource(DataSource):
         root = expanded(self.name)
         return path.relative_to(root if root.is_dir() else root.parent).as_posix()
 
-    def _columns_of(self, path: Path) -> tuple[str, ...]:
-        return read_columns(path)
-
     def _table(self, path: Path, columns: Sequence[str] | None = None) -> Any:
         table = read_table(path, columns)
         own = {"file": [self.named(path)]} if file_kind(path) in ONE_ROW else {}
@@ -207,7 +188,7 @@ class RowSource(DataSource):
         return table
 
 
-def check_train(tables: Mapping[str, Dataset], where: str, noun: str) -> None:
+def check_train(tables: Mapping[str, hf.Dataset], where: str, noun: str) -> None:
     """Raise ValueError for data ``where`` without train, or with a split that has no rows, which ``noun`` names."""
     if "train" not in tables:
         raise ValueError(f"{where} has no {noun} to train on, only {' and '.join(tables)} by the names in it")
@@ -216,7 +197,7 @@ def check_train(tables: Mapping[str, Dataset], where: str, noun: str) -> None:
             raise ValueError(f"{f'{split} of ' if len(tables) > 1 else ''}{where} has no {noun}")
 
 
-def rows_to_evaluate(tables: Mapping[str, Dataset], name: str) -> Dataset:
+def rows_to_evaluate(tables: Mapping[str, hf.Dataset], name: str) -> hf.Dataset:
     """Return the test split of a table, or its first split if it has none. ValueError if it has no rows."""
     rows = tables["test"] if "test" in tables else next(iter(tables.values()))
     if not len(rows):
@@ -227,7 +208,7 @@ def rows_to_evaluate(tables: Mapping[str, Dataset], name: str) -> Dataset:
 def open_rows(name: Data) -> RowSource:
     """Find a table of rows by name.
 
-    A file (.csv, .tsv, .jsonl, .json, .parquet, .npz, .ts, .arff or a sound, each also compressed). A folder of such
+    A file (.csv, .tsv, .jsonl, .json, .parquet, .npz, .ts or a sound, each also compressed). A folder of such
     files: in splits by the words in their names (`split_word`), else all of them as one table. A data set: ``hub:NAME``
     or ``hub:NAME:CONFIG``, a folder of `save_to_disk`, a `datasets.Dataset` or `DatasetDict`, or a table of pandas,
     polars or pyarrow. Of .csv and .tsv see `read_text_table`. Every array of an .npz file is a column, its first axis
@@ -241,8 +222,8 @@ def open_rows(name: Data) -> RowSource:
     FileNotFoundError or ValueError name what is missing. Only names and sizes of files are read yet.
 
     >>> import pandas as pd
-    >>> open_rows(pd.DataFrame({"text": ["good", "bad"], "label": [1, 0]})).columns
-    ('text', 'label')
+    >>> open_rows(pd.DataFrame({"text": ["good", "bad"], "label": [1, 0]})).read()["train"].column_names
+    ['text', 'label']
     """
     return rows_of(find(name, ".csv"))
 

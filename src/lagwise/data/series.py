@@ -8,23 +8,19 @@ from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import lagwise.data.arrow as pa
+import lagwise.data.hf as hf
 from lagwise.data.arrays import SERIES, array_column, list_column, row_arrays
-from lagwise.data.find import class_folders, nested_note
-from lagwise.data.numbers import count_up
+from lagwise.data.find import Data
 from lagwise.data.reading import TEXT_TABLES, file_kind, read_columns, read_head, read_text_table, read_whole
 from lagwise.data.rows import RATE, RowSource, open_rows
-from lagwise.data.sound_files import SOUNDS, read_sound
-from lagwise.data.text_tables import TextTable, is_data, no_header
-from lagwise.files import expanded
-from lagwise.tables import counted, known
-
-if TYPE_CHECKING:
-    from lagwise.data.find import Data
+from lagwise.data.series_files import SOUNDS, read_sound
+from lagwise.data.text_tables import TextTable, count_up, is_data, no_header
+from lagwise.tables import counted, known, refuse
 
 TARGETS = "target_values"  # the column of the targets of signals
 UNNAMED = "Unnamed: 0"  # a first column without a name
@@ -35,69 +31,51 @@ _KEY_COLUMNS = 4  # columns, the first ones, that may say which series a line is
 
 
 class Signal(NamedTuple):
-    """A signal and its target.
+    """A signal and its target, ``(samples, features)`` each, NaN where a sample is missing."""
 
-    Attributes:
-        where: its file and row, for people.
-        inputs, targets: ``(samples, features)``, NaN where a sample is missing.
-        rate: the sampling rate of a sound, in Hz.
-    """
-
-    where: str
+    where: str  # its file and row, for people
     inputs: np.ndarray
     targets: np.ndarray
-    rate: int | None
+    rate: int | None  # the sampling rate of a sound, in Hz
 
 
 class Layout(NamedTuple):
-    """The layout of tables, by what the first lines of .csv and .tsv files say.
+    """The layout of tables, by what the first lines of .csv and .tsv files say."""
 
-    Attributes:
-        lines: whether every line is a series.
-        labels: whether any table has the column of labels.
-        numbers: the columns of the first table that number its rows.
-        features: the columns of each table that may be features.
-    """
-
-    lines: bool
-    labels: bool
-    numbers: list[str]
-    features: dict[Path, list[str]]
+    lines: bool  # whether every line is a series
+    labels: bool  # whether any table has the column of labels
+    numbers: list[str]  # the columns of the first table that number its rows
+    features: dict[Path, list[str]]  # the columns of each table that may be features
 
 
 @dataclass(frozen=True)
 class SeriesSource(RowSource):
-    """A source of rows whose .csv and .tsv files are series; see `open_series` and `open_signals`.
-
-    Attributes:
-        labels: columns of labels; none of signals.
-        targets: columns of the targets of signals; empty where these are the inputs themselves, None of series with
-            labels.
-        group: a column that is kept and is no feature.
-        partners: the sound that is the target of another.
-    """
+    """A source of rows whose .csv and .tsv files are series; see `open_series` and `open_signals`."""
 
     _: KW_ONLY
-    labels: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()  # columns of labels; none of signals
+    #: columns of the targets of signals; empty where these are the inputs themselves, None of series with labels
     targets: tuple[str, ...] | None = None
-    partners: Mapping[Path, Path] = field(default_factory=dict)
+    partners: Mapping[Path, Path] = field(default_factory=dict)  # the sound that is the target of another
     per_sample: bool = False
     features: Sequence[str] | None = None
     lines: bool | None = None
     time: str | None = None
-    group: str | None = None
+    group: str | None = None  # a column that is kept and is no feature
 
     def __post_init__(self) -> None:
         names, others = self.features or (), (*self.labels, *(self.targets or ()))
-        if self.time is not None and self.time in (*others, *names, SERIES):
-            raise ValueError(
-                f"`time` must be a column of its own, not one of labels, `features` or `targets`, got {self.time!r}"
-            )
-        if {*others} & {*names} or len(set(names)) < len(names):
-            raise ValueError(
+        refuse(
+            (
+                self.time is not None and self.time in (*others, *names, SERIES),
+                f"`time` must be a column of its own, not one of labels, `features` or `targets`, got {self.time!r}",
+            ),
+            (
+                {*others} & {*names} or len(set(names)) < len(names),
                 "`features` must be different columns without those of labels or targets, "
-                f"{', '.join(map(repr, others))}, got {names!r}"
-            )
+                f"{', '.join(map(repr, others))}, got {names!r}",
+            ),
+        )
 
     def reading_options(self) -> dict[str, Any]:
         """The options of `open_series` or `open_signals` that read other files as these: ``rate`` if there are sounds;
@@ -121,10 +99,7 @@ class SeriesSource(RowSource):
         if self.targets is not None:
             return self.file_notes
         left = "is an index of the rows and is left out (`features` can name it)"
-        numbers = [f"column {name!r} {left}" for name in self.layout.numbers]
-        tables = [path for path in self.layout.features if self._folder_column(path) is not None]
-        nested = nested_note(class_folders(expanded(self.name), tables)) if any(self.classes.values()) else []
-        return (*self.file_notes, *nested, *numbers)
+        return (*self.file_notes, *(f"column {name!r} {left}" for name in self.layout.numbers))
 
     def key(self) -> str:
         partners = {
@@ -189,14 +164,6 @@ class SeriesSource(RowSource):
             f"({', '.join(self.inputs)}); choose those that all recordings have with `features=[NAME,NAME]`"
         )
 
-    def _columns_of(self, path: Path) -> tuple[str, ...]:
-        if file_kind(path) not in TEXT_TABLES:
-            return super()._columns_of(path)
-        if not self.layout.lines:
-            return tuple(dict.fromkeys(("file", *self.labels[:1], *filter(None, [self.group]), SERIES)))
-        names = read_columns(path)
-        return (*(name for name in names if name not in (*self._own_features(path), SERIES)), SERIES)
-
     def _folder_column(self, path: Path) -> str | None:
         if file_kind(path) not in TEXT_TABLES:
             return super()._folder_column(path)
@@ -217,9 +184,7 @@ class SeriesSource(RowSource):
         rows = super()._of_dataset(split)
         if self.targets is None and self.time is None:
             return rows
-        from datasets import Dataset
-
-        return Dataset(self._stacked(rows.with_format("arrow")[:], f"{self.name} {split}"))
+        return hf.Dataset(self._stacked(rows.with_format("arrow")[:], f"{self.name} {split}"))
 
     def _table(self, path: Path, columns: Sequence[str] | None = None) -> Any:
         if file_kind(path) in TEXT_TABLES:
@@ -331,7 +296,7 @@ class SeriesSource(RowSource):
 
 def with_times(values: np.ndarray, times: np.ndarray, where: str) -> np.ndarray:
     """Put the time since the sample before in front of the features of samples ``(samples, features)``, 0 for the first
-    sample. ValueError for times that are missing, do not increase, or are not as many; ``where`` names their series."""
+    sample. ValueError for times that are missing, do not increase, or are not as many."""
     values, times = values.reshape(len(values), -1), np.asarray(times, dtype=np.float64).reshape(-1)
     if len(times) != len(values):
         raise ValueError(f"{where} has {len(values):,} samples and {len(times):,} times")

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
+import lagwise.data.hf as hf
 from lagwise.data.arrays import row_arrays
-from lagwise.data.batches import IGNORED, PaddingCollator, padded
+from lagwise.data.batches import IGNORED, Examples, PaddingCollator, padded
 from lagwise.tables import check_integer
-
-if TYPE_CHECKING:
-    from datasets import Dataset as Rows
 
 #: The kinds of changes, and the largest sensible strength of each. All but the first are in units of a feature's
 #: deviation:
@@ -103,39 +101,24 @@ def step_targets(labels: np.ndarray, stride: int, delay: int, *, events: bool) -
 _FILTER_STEPS = 3  # reach of the random filter of training windows
 
 
-class Windows(Dataset):
-    """A data set of windows of series, each an example that ``cut`` makes of (row, start, end), in samples."""
-
-    def __init__(self, cut: Callable[[int, int, int], dict[str, Tensor]], ranges: Sequence[tuple[int, int, int]]):
-        self.cut, self.ranges = cut, ranges
-
-    def __len__(self) -> int:
-        return len(self.ranges)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return self.cut(*self.ranges[index])
+def windows(cut: Callable[[int, int, int], Any], ranges: Sequence[tuple[int, int, int]]) -> Examples:
+    """The windows of series that ``cut`` makes, each of a row, a start and an end, in samples."""
+    return Examples(len(ranges), partial(_window, cut, ranges))
 
 
-class RandomWindows(Dataset):
-    """A data set of ``count`` windows, each of which ``draw`` makes of a row and a random generator. The row is that of
-    a random sample, so that windows are anywhere in the rows with equal probability. Window i depends only on the
-    rows, seed and i."""
+def _window(cut: Callable[[int, int, int], Any], ranges: Sequence[tuple[int, int, int]], index: int) -> Any:
+    return cut(*ranges[index])
 
-    def __init__(
-        self,
-        draw: Callable[[int, np.random.Generator], dict[str, Tensor]],
-        lengths: Sequence[int],
-        count: int,
-        seed: int,
-    ):
-        self.draw, self.ends, self.count, self.seed = draw, np.cumsum(np.asarray(lengths, dtype=np.int64)), count, seed
 
-    def __len__(self) -> int:
-        return self.count
+def random_windows(draw: Callable[..., Any], lengths: Sequence[int], count: int, seed: int) -> Examples:
+    """The ``count`` windows that ``draw`` makes of a row and a random generator, anywhere in the rows with equal
+    probability. Window i depends only on the rows, seed and i."""
+    return Examples(count, partial(_random_window, draw, np.cumsum(np.asarray(lengths, dtype=np.int64)), seed))
 
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        random = np.random.default_rng((self.seed, index))
-        return self.draw(random_row(self.ends, random), random)
+
+def _random_window(draw: Callable[..., Any], ends: np.ndarray, seed: int, index: int) -> Any:
+    random = np.random.default_rng((seed, index))
+    return draw(random_row(ends, random), random)
 
 
 def random_row(ends: np.ndarray, random: np.random.Generator) -> int:
@@ -150,18 +133,12 @@ def random_start(length: int, size: int, random: np.random.Generator) -> int:
 
 class LabelledWindows:
     """Examples of rows with input_values ``(samples, features)`` and a label for each sample (`LabelledSeries`): the
-    input_values of a window and labels ``(steps,)`` (`step_targets`).
-
-    Args:
-        length: Samples of a random window, at most.
-        mean, std: Of each feature.
-        changes: The strength of each random augmentation of random windows, by the names of
-            `lagwise.data.series_windows.CHANGES`.
-    """
+    input_values of a window and labels ``(steps,)`` (`step_targets`). Random windows have at most ``length`` samples,
+    and ``changes`` by the names of `CHANGES`."""
 
     def __init__(
         self,
-        rows: Rows,
+        rows: hf.Dataset,
         stride: int = 1,
         delay: int = 0,
         *,
@@ -226,11 +203,8 @@ def even_windows(lengths: Sequence[int], window: int, max_windows: int) -> list[
 
 
 class WindowCollator:
-    """Pads the windows of a batch on the right to the longest, in whole steps; labels with -100.
-
-    Gives input_values ``(batch, steps * stride, features)``, labels of steps ``(batch, steps)`` or of samples ``(batch,
-    steps * stride, outputs)``, and attention_mask ``(batch, steps)`` if a window is shorter than the longest.
-    """
+    """Pads the windows of a batch on the right to the longest, in whole steps, with labels of steps ``(batch, steps)``
+    or of samples ``(batch, samples, outputs)``, -100 in padding."""
 
     def __init__(self, stride: int):
         self.stride = check_integer("stride", stride)

@@ -9,28 +9,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 import lagwise.data.arrow as pa
+import lagwise.data.hf as hf
 from lagwise.data.arrays import list_column, row_arrays
 from lagwise.data.batches import IGNORED, with_all_labels
-from lagwise.data.find import find, named_splits, split_word
+from lagwise.data.find import Data, find, named_splits, split_word
 from lagwise.data.labelled_series import write_parts
-from lagwise.data.prepared import Prepared, arrow_file, key_of
 from lagwise.data.reading import inner_suffix, is_compressed
 from lagwise.data.rows import RowSource, rows_of
 from lagwise.data.series import TARGET, SeriesSource, Signal
+from lagwise.data.series_files import SOUNDS
 from lagwise.data.series_windows import random_row, random_start
-from lagwise.data.sound_files import SOUNDS
-from lagwise.data.splits import SPLITS, split_series
+from lagwise.data.splits import SPLITS, Prepared, arrow_file, key_of, split_series
 from lagwise.progress import progress_bar
-
-if TYPE_CHECKING:
-    from lagwise.data.find import Data
 
 INPUT_FOLDERS = ("noisy", "input", "inputs", "mixture", "mixtures", "mixed")
 TARGET_FOLDERS = ("clean", "target", "targets", "output", "outputs", "reference", "references")
@@ -48,16 +45,11 @@ def open_signals(
     alone: bool = False,
 ) -> SeriesSource:
     """Find signals and the targets of their samples by name, as `open_rows` finds rows: ``input_values`` and, where
-    these are not the targets themselves, ``target_values``.
-
-    Sounds are paired by the names of their files, the inputs being in a folder named as one of `INPUT_FOLDERS` and the
-    targets in one of `TARGET_FOLDERS`; the paths must be the same but for that word. A .csv or .tsv file is a signal,
+    these are not the targets themselves, ``target_values``. Sounds are paired by the names of their files: inputs are
+    in a folder named as one of `INPUT_FOLDERS`, targets in one of `TARGET_FOLDERS`. A .csv or .tsv file is a signal,
     with a line for each sample; ``targets`` are the columns of the targets, ``features`` those of the inputs, by
     default all others. Other tables have a signal in every row, in columns of lists. alone: without targets, which are
-    then the inputs; of pairs of sounds the targets are read. Other options as in `open_series`.
-
-    FileNotFoundError or ValueError name what is missing, such as a partner. Only names of files are read yet.
-    """
+    then the inputs; of pairs of sounds the targets are read. Other options as in `open_series`."""
     options: dict[str, Any] = {"features": features, "rate": rate, "any_rate": any_rate, "time": time}
     return _opened(name, ("target", "none", "input") if alone else (), tuple(targets or TARGET), **options)
 
@@ -130,37 +122,25 @@ def _check_partners(root: Path, roles: Mapping[str, Mapping[tuple[str, ...], Pat
 
 @dataclass(frozen=True)
 class SignalPairs(Prepared):
-    """A set of signals and targets in three splits.
-
-    Attributes:
-        splits: data sets with the columns signal (lists of ``inputs + outputs`` float32 each, NaN where one is missing)
-            and length (in samples).
-        same: whether the targets are the inputs, which are then not stored twice.
-        mean, std: those of each input, and of each output, over the samples of train.
-    """
+    """A set of signals and targets in three splits: data sets with the columns signal (lists of ``inputs + outputs``
+    float32 each, NaN where one is missing) and length (in samples)."""
 
     inputs: int
     outputs: int
-    same: bool
-    mean: list[list[float]]
+    same: bool  # whether the targets are the inputs, which are then not stored twice
+    mean: list[list[float]]  # of each input, and of each output, over the samples of train
     std: list[list[float]]
 
 
 def prepare_signals(source: SeriesSource, *, progress: bool = True) -> SignalPairs:
-    """Read signals, or load the cached result.
-
-    Missing splits are made as by `split_series`. ValueError for infinite values, signals without a sample that is not
-    missing, a target of another length, and signals of different features.
-    """
+    """Read signals, or load the cached result. Missing splits are made as by `split_series`."""
     write = partial(_write, source, progress=progress)
     return SignalPairs.load(key_of([source.key()]), write, source.notes, None)
 
 
 def checked_signal(signal: Signal, like: tuple[int, int] | None) -> np.ndarray:
-    """Check a signal and return its inputs and targets side by side. Errors as `prepare_signals`.
-
-    like: the numbers of inputs and of outputs of the signals before.
-    """
+    """Check a signal and return its inputs and targets side by side. like: the numbers of inputs and outputs of those
+    before."""
     where, inputs, targets, _ = signal
     if len(inputs) != len(targets):
         raise ValueError(
@@ -183,8 +163,6 @@ def checked_signal(signal: Signal, like: tuple[int, int] | None) -> np.ndarray:
 
 
 def _write(source: SeriesSource, folder: Path, *, progress: bool) -> dict[str, Any]:
-    from datasets import Dataset
-
     if "train" not in source.split_names:
         only = f"only {' and '.join(source.split_names)} by the names in it"
         raise ValueError(f"{source.name!r} has no signals to train on, {only}")
@@ -202,7 +180,7 @@ def _write(source: SeriesSource, folder: Path, *, progress: bool) -> dict[str, A
                 x = checked_signal(signal, shapes)
                 columns = [list_column([x], kinds["signal"]), pa.array([len(x)], pa.int32())]
                 writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
-        tables[split] = Dataset.from_file(str(work / f"{split}.arrow"))
+        tables[split] = hf.Dataset.from_file(str(work / f"{split}.arrow"))
 
     def read(rows: Any) -> Iterator[list[np.ndarray]]:
         for table in rows.with_format("arrow").iter(1):
@@ -221,20 +199,14 @@ def _write(source: SeriesSource, folder: Path, *, progress: bool) -> dict[str, A
 
 @dataclass
 class Damage:
-    """The damage to the inputs of signals: of those that are their own targets, or of others.
+    """The damage to the inputs of signals: of those that are their own targets, or of others."""
 
-    Attributes:
-        noises: signals to add, in splits; None for none.
-        ratios: of the signal's power to the noise's, in dB, each about its mean; of a signal as a whole, and of the
-            noise where it is added.
-        hide: the share of samples that is hidden, of each feature by itself.
-        hide_length: samples that are hidden together; such spans may overlap.
-    """
-
-    noises: SignalPairs | None = None
+    noises: SignalPairs | None = None  # signals to add, in splits
+    #: of the signal's power to the noise's, in dB, each about its mean; of a signal as a whole, and of the noise where
+    #: it is added
     ratios: Sequence[float] = ()
-    hide: float = 0.0
-    hide_length: int = 1
+    hide: float = 0.0  # the share of samples that is hidden, of each feature by itself
+    hide_length: int = 1  # samples that are hidden together; such spans may overlap
 
     def __post_init__(self) -> None:
         splits = {} if self.noises is None else self.noises.splits
@@ -297,8 +269,9 @@ class WholeSignals:
     input_values ``(samples, features)`` and labels ``(samples, outputs)``, those of ``delay`` samples before, -100
     where a target is missing, as the Trainer counts labels."""
 
-    def __init__(self, pairs: SignalPairs, split: str, damage: Damage, delay: int = 0, ahead: int = 0):
+    def __init__(self, pairs: SignalPairs, split: str, damage: Damage, delay: int = 0, ahead: int = 0, length: int = 0):
         self.pairs, self.split, self.damage, self.delay, self.ahead = pairs, split, damage, delay, ahead
+        self.length = length  # samples of a random window, at most
         self.rows: Any = pairs.splits[split].with_format("arrow")
         self.lengths = pairs.splits[split]["length"][:]
         self._last: tuple[int, Whole] | None = None
@@ -312,14 +285,14 @@ class WholeSignals:
         whole = self[number]
         return self._example(whole.inputs[start:end], whole.targets[start:end])
 
-    def draw(self, length: int, number: int, random: np.random.Generator) -> dict[str, Tensor]:
+    def draw(self, number: int, random: np.random.Generator) -> dict[str, Tensor]:
         """The example of a random window of a signal, freshly corrupted."""
-        start = random_start(self.lengths[number], length, random)
+        start = random_start(self.lengths[number], self.length, random)
         inputs, targets = self.read(number)
         ratio = float(random.choice(self.damage.ratios)) if self.damage.ratios else None
         if ratio is not None and number not in self._powers:
             self._powers[number] = power(inputs)
-        inputs, targets = (each[start : start + length] for each in (inputs, targets))
+        inputs, targets = (each[start : start + self.length] for each in (inputs, targets))
         inputs = self.damage(inputs, self._powers.get(number, 0.0), self.split, ratio, random)
         return self._example(inputs, targets)
 

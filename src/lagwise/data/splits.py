@@ -1,20 +1,25 @@
-"""The splits train, valid and test of data that do not name them."""
+"""The splits train, valid and test of data that do not name them, and encoded rows of these in the cache."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
+import lagwise.data.arrow as pa
+import lagwise.data.hf as hf
+from lagwise.cache import cached_folder, default_cache
 from lagwise.data.arrays import row_arrays
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-
 SPLITS = ("train", "valid", "test")
+_FORMAT = 3  # raise when the meaning of any files in the cache changes
 #: Share of valid, and of test: of rows or series, and of running text.
 ROWS_HELD_OUT, TEXT_HELD_OUT = 0.1, 0.05
 _MAX_NAMED_CLASSES = 10  # classes in a message
@@ -49,7 +54,7 @@ def deal(names: Mapping[Item, str]) -> dict[str, list[Item]]:
 
 
 def split_rows(
-    rows: dict[str, Dataset],
+    rows: dict[str, hf.Dataset],
     label: str | None = None,
     *,
     classes: bool = True,
@@ -57,7 +62,7 @@ def split_rows(
     group: str | None = None,
     kinds: Sequence[Any] | None = None,
     hint: str = "",
-) -> dict[str, Dataset]:
+) -> dict[str, hf.Dataset]:
     """Return rows in the three splits: named splits are kept, missing ones are taken from train.
 
     Each missing split gets 10 % of train's rows: of every class, those whose hash of the content without the label
@@ -117,27 +122,20 @@ def split_rows(
     return {split: divided.get(split, rows.get(split)) for split in SPLITS}
 
 
-def random_rows(labels: np.ndarray, random: Any, *, min_rows: int = 0) -> np.ndarray:
-    """Choose the rows that are held out: a random tenth of each class, but at least ``min_rows`` rows if the class has
-    more.
-
-    Args:
-        labels: classes from 0.
-        random: a generator of numpy.
-    """
+def random_rows(labels: np.ndarray, random: Any) -> np.ndarray:
+    """Choose the rows that are held out, a random tenth of each class, of labels from 0, by a generator of numpy."""
     held_out = np.zeros(len(labels), dtype=bool)
     for each in range(labels.max() + 1):
         own = random.permutation(np.flatnonzero(labels == each))
-        held_out[own[: max(int(ROWS_HELD_OUT * len(own)), min(min_rows, len(own) - 1))]] = True
+        held_out[own[: int(ROWS_HELD_OUT * len(own))]] = True
     return held_out
 
 
 def split_series(
-    tables: dict[str, Dataset], noun: str, group: str | None = None
-) -> tuple[dict[str, tuple[Dataset, Share]], list[str]]:
-    """The rows of each split, which are series, with the share of each that is in it, and a note of what is made;
-    ``noun`` names a series. Missing splits are made as by `split_rows`; of one or two series the last two tenths of
-    each are valid and test."""
+    tables: dict[str, hf.Dataset], noun: str, group: str | None = None
+) -> tuple[dict[str, tuple[hf.Dataset, Share]], list[str]]:
+    """The rows of each split, which are series, with the share of each that is in it, and a note of what is made.
+    Missing splits are made as by `split_rows`; of one or two series the last two tenths of each are valid and test."""
     if len(tables) == 1 and len(tables["train"]) < len(SPLITS):
         notes = [f"valid and test are the last two tenths of each {noun}, as there are too few to hold some out"]
         return {split: (tables["train"], share) for split, share in split_shares(ROWS_HELD_OUT).items()}, notes
@@ -159,7 +157,7 @@ def made_note(named: Mapping[str, Any], splits: Mapping[str, Any] | None = None,
     return [f"{' and '.join(missing)} made from 10 % of train{' each' if len(missing) > 1 else ''}"]
 
 
-def shared_rows(splits: Mapping[str, Dataset], named: Collection[str], label: str | None = None) -> list[str]:
+def shared_rows(splits: Mapping[str, hf.Dataset], named: Collection[str], label: str | None = None) -> list[str]:
     """Note how many rows of valid and test are also in the splits before them, by their content without the label.
     Splits that the data name (``named``) are kept as they are; those that are made share no rows."""
     notes, before = [], set()
@@ -178,7 +176,7 @@ def shared_rows(splits: Mapping[str, Dataset], named: Collection[str], label: st
 
 
 def _hashes(
-    rows: Dataset, skip: str | None, encode: Callable[[Any], bytes] = lambda value: repr(value).encode()
+    rows: hf.Dataset, skip: str | None, encode: Callable[[Any], bytes] = lambda value: repr(value).encode()
 ) -> Iterator[bytes]:
     """A hash of each row's content; ``encode`` gives that of a value other than a series."""
     columns = sorted(name for name in rows.column_names if name != skip)
@@ -204,3 +202,53 @@ def _contents(column: Any, encode: Callable[[Any], bytes]) -> Iterator[bytes]:
     except TypeError:
         return map(encode, column.to_pylist())
     return (f"{array.shape}{array.dtype}".encode() + array.tobytes() for array in row_arrays(column))
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The rows of data in three splits, read once into a folder of the cache, whose name is their key."""
+
+    folder: Path
+    splits: dict[str, hf.Dataset]
+    notes: tuple[str, ...]  # further facts for the reader, one line each
+
+    @property
+    def key(self) -> str:
+        """Hash of the rows and of all that decides how they are encoded."""
+        return self.folder.name
+
+    @classmethod
+    def load(cls, key: str, write: Callable[[Path], dict[str, Any]], notes: Sequence[str], cache: Path | None) -> Self:
+        """Read what ``write`` writes into the folder of a key, now or earlier (`lagwise.cache.cached_folder`), which
+        returns the other fields."""
+        folder = (cache or default_cache()) / cls.__name__.lower() / key
+        meta = cached_folder(folder, write)
+        splits = {split: hf.Dataset.from_file(str(folder / f"{split}.arrow")) for split in SPLITS}
+        own: dict[str, Any] = {each.name: meta[each.name] for each in fields(cls) if each.name in meta}
+        tuples = {each.name for each in fields(cls) if str(each.type).startswith("tuple")}  # JSON has lists
+        own |= {name: tuple(own[name]) for name in tuples & {*own} if own[name] is not None}
+        own |= {"folder": folder, "splits": splits, "notes": (*notes, *meta["notes"])}
+        return cls(**own)
+
+    def sizes(self) -> str:
+        """The rows of each split, for people."""
+        return ", ".join(f"{split} {len(rows):,}" for split, rows in self.splits.items())
+
+
+def key_of(options: Sequence[Any]) -> str:
+    """The key of data: a hash of all that decides what is in their folder."""
+    return hashlib.sha256(json.dumps([_FORMAT, *options]).encode()).hexdigest()[:24]
+
+
+def stored_arrays(path: Path, column: str) -> Iterator[np.ndarray]:
+    """The rows of a column of lists in an Arrow file, one by one."""
+    with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as reader:
+        for batch in reader:
+            yield from row_arrays(batch.column(column))
+
+
+@contextmanager
+def arrow_file(path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatchStreamWriter]:
+    """A new Arrow file to write batches or tables to."""
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+        yield writer

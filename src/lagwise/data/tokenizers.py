@@ -18,8 +18,6 @@ from lagwise.tables import LARGEST_VOCABULARY
 from lagwise.text import split_text
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from transformers import PreTrainedTokenizerBase
 
 
@@ -195,12 +193,8 @@ def with_mask(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
 
 def word_edges(tokenizer: PreTrainedTokenizerBase) -> tuple[np.ndarray, np.ndarray]:
     """Return two boolean arrays by token id: whether a token can continue a word that began before it, and whether
-    another can continue it. A token belongs to the word of the token before it if it can continue a word and the one
-    before can be continued.
-
-    Words are runs of letters, digits and bytes of characters beyond ASCII. In WordPiece vocabularies a prefix, ``##``,
-    marks a continuation. In a vocabulary of words every token is one.
-    """
+    another can continue it. Words are runs of letters, digits and bytes of characters beyond ASCII; in a vocabulary of
+    words every token is one."""
     continues, extends = np.zeros(len(tokenizer), dtype=bool), np.zeros(len(tokenizer), dtype=bool)
     special, by_bytes = set(tokenizer.all_special_ids), is_byte_level(tokenizer)
     letters = {char for byte, char in enumerate(_byte_alphabet()) if byte > 127 or chr(byte).isalnum()}

@@ -16,7 +16,7 @@ import numpy as np
 
 from lagwise.cache import cached_folder, default_cache
 from lagwise.data.examples import TrainingWindows
-from lagwise.data.find import DataSource, Named, check_file, find, named_splits, split_word, standard_input
+from lagwise.data.find import Data, DataSource, Named, check_file, find, named_splits, split_word, standard_input
 from lagwise.data.options import TRAINED_TOKENIZERS
 from lagwise.data.reading import (
     COMPRESSIONS,
@@ -37,9 +37,6 @@ from lagwise.text import split_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from lagwise.data.find import Data
-    from lagwise.data.rows import RowSource
 
 SUFFIXES = (".txt", *JSON, ".parquet")
 _FIELDS = ("text", "id")  # of records
@@ -316,7 +313,7 @@ def prepare(
     return TokenData(load_tokenizer(str(folder / "tokenizer")), splits, meta["text_bytes"], folder)
 
 
-def content_key(source: Source | RowSource, tokenizer: str, vocab_size: int) -> str:
+def content_key(source: DataSource, tokenizer: str, vocab_size: int) -> str:
     """Return the name of the folder of an encoded source: a hash of the text, its splits and the tokenizer."""
     parts = [str(_FORMAT), source.key(), tokenizer]
     if tokenizer in TRAINED_TOKENIZERS:

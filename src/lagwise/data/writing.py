@@ -8,23 +8,24 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
-from lagwise.data.sound_files import sound_bytes
+from lagwise.data.series_files import sound_bytes
 from lagwise.files import saved_whole
 
 
-def write_rows(rows: Sequence[Mapping[str, Any]], file: IO[str]) -> None:
-    """Write rows as .csv, with every column that any of them has, except series and images; lists of names as JSON."""
+def rows_as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as the text of a .csv file, with every column that any has, except series and images; lists as JSON."""
     names = dict.fromkeys(name for row in rows for name in row)
     columns = [name for name in names if not any(_is_long(row.get(name)) for row in rows)]
-    writer = csv.DictWriter(file, fieldnames=columns, lineterminator="\n")
+    writer = csv.DictWriter(text := io.StringIO(), fieldnames=columns, lineterminator="\n")
     writer.writeheader()
     for row in rows:
         cells = {name: row[name] for name in columns if name in row}
         writer.writerow({k: json.dumps(v, ensure_ascii=False) if isinstance(v, list) else v for k, v in cells.items()})
+    return text.getvalue()
 
 
 def _is_long(value: Any) -> bool:
@@ -32,12 +33,6 @@ def _is_long(value: Any) -> bool:
     if isinstance(value, list):
         return not all(isinstance(item, str) for item in value)
     return isinstance(value, bytes | np.ndarray)
-
-
-def rows_as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the text that `write_rows` writes."""
-    write_rows(rows, text := io.StringIO())
-    return text.getvalue()
 
 
 def write_sounds(sounds: Mapping[str, tuple[np.ndarray, int]], folder: Path) -> None:

@@ -9,17 +9,11 @@ import numpy as np
 
 
 class Events(NamedTuple):
-    """The events of one series.
+    """The events ``(events,)`` of one series."""
 
-    Attributes:
-        steps: positions ``(events,)`` in order.
-        classes: ids of at least 1.
-        scores: expected number of events around the step, about 1 for a certain event.
-    """
-
-    steps: np.ndarray
-    classes: np.ndarray
-    scores: np.ndarray
+    steps: np.ndarray  # positions in order
+    classes: np.ndarray  # ids of at least 1
+    scores: np.ndarray  # expected number of events around the step, about 1 for a certain event
 
 
 def expected_events(probabilities: np.ndarray, tolerance: int) -> np.ndarray:

@@ -19,7 +19,7 @@ import bz2
 import gzip
 import lzma
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -37,19 +37,12 @@ _LOGIT_ROWS_PER_CHUNK = 4096  # a window of 14336 logits over 50,000 tokens woul
 
 @dataclass(frozen=True)
 class Score:
-    """Score of a language model on a text.
+    """Score of a language model on a text."""
 
-    Attributes:
-        length: largest number of tokens of context.
-        tokens: number of scored tokens.
-        nats: sum of their losses.
-        text_bytes: bytes of text that they encode.
-    """
-
-    length: int
-    tokens: int
-    nats: float
-    text_bytes: int
+    length: int  # largest number of tokens of context
+    tokens: int  # that are scored
+    nats: float  # the sum of their losses
+    text_bytes: int  # of the text that they encode
 
     @property
     def perplexity(self) -> float:
@@ -96,17 +89,6 @@ def evaluate(model: Any, tokens: np.ndarray, length: int, sizes: np.ndarray, *, 
     return Score(length, len(tokens) - 1, finite(nats, length), round(sizes[tokens[1:]].sum()))
 
 
-def extrapolation(
-    model: Any, tokens: np.ndarray, lengths: Sequence[int], sizes: np.ndarray, *, progress: bool = False
-) -> list[Score]:
-    """Score the same tokens at several lengths (TNN table 15): how a model uses context lengths not seen in training.
-
-    Arguments and errors as in `evaluate`. Lengths beyond the model's limit are left out.
-    """
-    usable = [n for n in lengths if model.length_limit is None or n <= model.length_limit]
-    return [evaluate(model, tokens, n, sizes, progress=progress) for n in usable]
-
-
 def windows(model: Any, length: int, *streams: torch.Tensor, progress: bool) -> Iterator[tuple[torch.Tensor, ...]]:
     """Yield batches of windows ``(rows, length)`` of streams ``(n,)``, and at the end the shorter last window, for a
     model that is put into evaluation mode. ValueError for windows over its limit."""
@@ -131,59 +113,14 @@ def finite(nats: float, length: int) -> float:
     return nats
 
 
-@dataclass(frozen=True)
-class MaskedScore:
-    """Score of a model on hidden tokens.
-
-    Attributes:
-        length: largest number of tokens in a window.
-        masked: number of hidden tokens.
-        nats: sum of their losses.
-        correct: number of hidden tokens predicted correctly.
-    """
-
-    length: int
-    masked: int
-    nats: float
-    correct: int
-
-    @property
-    def loss(self) -> float:
-        return self.nats / self.masked
-
-    @property
-    def perplexity(self) -> float:
-        """Perplexity per hidden token, exp(loss)."""
-        return math.exp(self.loss)
-
-    @property
-    def accuracy(self) -> float:
-        """Share of hidden tokens to which the model gave the highest probability."""
-        return self.correct / self.masked
-
-    def to_dict(self) -> dict[str, Any]:
-        figures = {"loss": self.loss, "perplexity": self.perplexity, "accuracy": self.accuracy}
-        return {**asdict(self), **figures}
-
-
 @torch.inference_mode()
 def masked_score(
     model: Any, hidden: Tensor, labels: Tensor, documents: Tensor, length: int, *, progress: bool = False
-) -> MaskedScore:
-    """Score a `LagwiseForMaskedLM` on a stream of tokens in windows of ``length``.
-
-    Args:
-        model: In evaluation mode.
-        hidden: ``(n,)``, the tokens with some hidden.
-        labels: ``(n,)``, the tokens that were hidden, otherwise -100.
-        documents: ``(n,)``, the document of each token.
-        length: Tokens per window.
-        progress: Whether to show a progress bar.
-
-    Raises:
-        ValueError: If no token is hidden or the length is over the model's limit.
-        FloatingPointError: If the model gives NaN.
-    """
+) -> dict[str, float]:
+    """Score a `LagwiseForMaskedLM`, in evaluation mode, on a stream of tokens ``(n,)`` in windows of ``length``:
+    ``masked`` hidden tokens, the sum of their losses in ``nats``, how many were ``correct``, and ``loss``,
+    ``perplexity`` and ``accuracy`` of one. labels are the tokens that were hidden, otherwise -100; documents the
+    document of each. ValueError if no token is hidden; FloatingPointError if the model gives NaN."""
     if not (labels != -100).any():
         raise ValueError(f"none of the {len(hidden)} tokens is hidden; evaluate on more text")
     device = next(model.parameters()).device
@@ -199,7 +136,9 @@ def masked_score(
         nats += F.cross_entropy(logits.float(), masked_labels, reduction="sum").item()
         correct += int((logits.argmax(-1) == masked_labels).sum())
         masked += len(masked_labels)
-    return MaskedScore(length, masked, finite(nats, length), correct)
+    loss = finite(nats, length) / masked
+    figures = {"loss": loss, "perplexity": math.exp(loss), "accuracy": correct / masked}
+    return {"length": length, "masked": masked, "nats": nats, "correct": correct, **figures}
 
 
 def compressor_bits_per_byte(text: bytes, *, window: int = 512) -> dict[str, float]:

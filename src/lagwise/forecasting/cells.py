@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from lagwise.data.dates import CLOCK
-from lagwise.data.numbers import count_up, to_floats
+from lagwise.data.text_tables import count_up, to_floats
 from lagwise.tables import shown
 
 _ID_NAMES = ("unique_id", "item_id", "series_id", "id", "series")  # lower case
@@ -67,7 +67,7 @@ def to_numbers(column: pd.Series, decimal: str, missing: Sequence[float] = ()) -
     """Read a column of numbers, percentages, or true and false as float64: NaN where missing or one of the codes for a
     missing value.
 
-    Text is read as by `lagwise.data.numbers.to_floats`. ValueError names the row and value of anything else, and of
+    Text is read as by `lagwise.data.text_tables.to_floats`. ValueError names the row and value of anything else, and of
     infinity.
     """
     name = str(column.name)

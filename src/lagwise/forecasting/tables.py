@@ -12,7 +12,6 @@ import pandas as pd
 import pyarrow as pa
 
 from lagwise.data.find import find
-from lagwise.data.numbers import decimal_separator, is_missing, usual_decimal
 from lagwise.data.reading import (
     RECORDS,
     TEXT_TABLES,
@@ -22,6 +21,7 @@ from lagwise.data.reading import (
     read_table,
     read_text_table,
 )
+from lagwise.data.text_tables import decimal_separator, is_missing, usual_decimal
 from lagwise.files import one_line
 from lagwise.forecasting.cells import (
     find_ids,

@@ -129,24 +129,22 @@ class LagwiseForSequenceClassification(WideHead):
         if self.wide is not None and config.input_name == "patches":
             raise ValueError("a wide part of images needs LagwiseForImageClassification")
 
-    def _texts(self, types: Tensor | None, mask: Tensor | None) -> Tensor:
-        """Return document numbers that separate the two texts of each row, -1 at padding."""
-        if types is None:
-            raise ValueError(
-                f"pooling {self.config.pooling!r} needs token_type_ids, 0 at the first text and 1 at the second"
-            )
-        return types if mask is None else types.masked_fill(mask == 0, -1)
-
-    def _read_apart(
-        self, texts: Tensor, ids: Tensor | None, mask: Tensor | None, *inputs: Tensor | None, **others: Any
+    def _read_pairs(
+        self, ids: Tensor | None, mask: Tensor | None, types: Tensor | None, *inputs: Tensor | None, **others: Any
     ) -> tuple[LagwiseModelOutput, Tensor]:
-        """Output of the backbone, and the hidden states of both texts. An exported graph cannot cut rows, so it reads
-        each text with the other one masked."""
-        if not exporting():
-            out = self.read(ids, mask, *inputs, seq_idx=texts, **others)
-            return out, out.last_hidden_state
-        first, second = (self.read(ids, (texts == number).long(), *inputs) for number in (0, 1))
-        return first, torch.where((texts == 0)[..., None], first.last_hidden_state, second.last_hidden_state)
+        """Output of the backbone for the two texts of each row as if each were alone, and their features. An exported
+        graph cannot cut rows, so it reads each text with the other one masked."""
+        pooling = self.config.pooling
+        if types is None:
+            raise ValueError(f"pooling {pooling!r} needs token_type_ids, 0 at the first text and 1 at the second")
+        texts = types if mask is None else types.masked_fill(mask == 0, -1)
+        if exporting():
+            out, second = (self.read(ids, (texts == number).long(), types, *inputs) for number in (0, 1))
+            hidden = torch.where((texts == 0)[..., None], out.last_hidden_state, second.last_hidden_state)
+        else:
+            out = self.read(ids, mask, types, *inputs, seq_idx=texts, **others)
+            hidden = out.last_hidden_state
+        return out, pool_pairs(hidden, pooling, mask=mask, seq_idx=texts)
 
     @can_return_tuple
     def forward(
@@ -164,9 +162,7 @@ class LagwiseForSequenceClassification(WideHead):
         inputs = input_ids, attention_mask, token_type_ids, inputs_embeds, input_values, pixel_values
         packed = any(kwargs.get(name) is not None for name in ("seq_idx", "cu_seqlens"))
         if self.reads_pairs and not packed:
-            texts = self._texts(token_type_ids, attention_mask)
-            out, hidden = self._read_apart(texts, *inputs, position_ids=position_ids, **kwargs)
-            pooled = pool_pairs(hidden, self.config.pooling, mask=attention_mask, seq_idx=texts)
+            out, pooled = self._read_pairs(*inputs, position_ids=position_ids, **kwargs)
         else:
             out = self.read(*inputs, position_ids=position_ids, **kwargs)
             if out.seq_idx is not None:

@@ -231,6 +231,8 @@ def check_weights(folder: Path, model: nn.Module | None = None) -> None:
             saved = {name: (list(s.get_shape()), s.get_dtype() in _FLOATING) for name, s in slices.items()}
     except SafetensorError as error:
         raise ValueError(f"{str(path)!r} is truncated or damaged ({error}); use another checkpoint") from error
+    except RuntimeError as error:  # torch's, which opens the file once more
+        raise OSError(f"{str(path)!r} cannot be read: {one_line(error)}") from error
     if model is None:
         return
     own = {name: (list(value.shape), value.is_floating_point()) for name, value in model.state_dict().items()}

@@ -10,8 +10,8 @@ from lagwise.data import FORMATS, label_cells
 from lagwise.data.arrays import row_arrays
 from lagwise.data.find import files_below
 from lagwise.data.reading import file_kind, inner_suffix
+from lagwise.data.series_files import SOUNDS
 from lagwise.data.signals import open_inputs
-from lagwise.data.sound_files import SOUNDS
 from lagwise.data.writing import rows_as_csv, write_sounds
 from lagwise.files import write_whole
 from lagwise.models import LagwiseForSignalRegression

@@ -53,11 +53,18 @@ def embed(
     Raises:
         ValueError: For a text without tokens or with unknown ones, and for a model without hidden states of tokens.
     """
-    encoded = (encoded_chunks(tokenizer, each) if isinstance(each, str) else [np.asarray(each)] for each in texts)
+    encoded = (encoded_chunks(tokenizer, each) if isinstance(each, str) else [_checked(each)] for each in texts)
     by_text = {each.document: each.values for each in vectors(model, enumerate(encoded), pooling=pooling, turn=turn)}
     if empty := [i for i in range(len(texts)) if i not in by_text]:
         raise ValueError(f"text {empty[0]} has no tokens, so it has no vector")
     return torch.stack([*by_text.values()]) if by_text else torch.empty(0, model.config.hidden_size)
+
+
+def _checked(ids: Sequence[int]) -> np.ndarray:
+    array = np.asarray(ids)
+    if array.size and not np.can_cast(array.dtype, np.int64):
+        raise ValueError(f"token ids must be integers of 64 bits, got {ids!r:.80}")
+    return array
 
 
 @dataclass

@@ -208,11 +208,11 @@ class Watch:
         try:
             with safe_open(path, "pt") as file:
                 about = json.loads((file.metadata() or {})["watch"])
-        except (SafetensorError, OSError, ValueError, KeyError) as error:
+            tensors = load_file(path)
+        except (SafetensorError, OSError, RuntimeError, ValueError, KeyError) as error:
             raise ValueError(f"{str(path)!r} is not a state that can be continued ({one_line(error)})") from error
         if wrong := [name for name, value in self._own.items() if about["own"].get(name) != value]:
             raise ValueError(f"{str(path)!r} is of another {' and '.join(wrong)}; give another `state`, or remove it")
-        tensors = load_file(path)
         self.scores = tensors.pop("scores").numpy()
         if self.learner is not None:
             self.learner.restore(tensors)

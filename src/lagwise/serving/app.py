@@ -17,9 +17,12 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from transformers import PreTrainedTokenizerBase
 
+from lagwise._version import __version__
 from lagwise.models.generation import INCOMPLETE, encode_prompt
 from lagwise.serving.embedding import Embedder
 from lagwise.serving.protocol import (
+    ERROR_RESPONSE,
+    STREAM_RESPONSE,
     Bodies,
     ChatRequest,
     CompletionRequest,
@@ -72,7 +75,8 @@ def make_app(
             await run_in_threadpool(scheduler.stop)
 
     # No documentation pages: they load scripts from a CDN.
-    app = FastAPI(title="lagwise", lifespan=lifespan, docs_url=None, redoc_url=None)
+    options: Any = {"docs_url": None, "redoc_url": None, "responses": {"default": ERROR_RESPONSE}}
+    app = FastAPI(title="lagwise", version=__version__, lifespan=lifespan, **options)
     app.add_middleware(_Guard, max_body=max_body, timeout=embedder.timeout + _GRACE_SECONDS, api_key=api_key)
     if origins:  # outermost, since browsers ask without the key whether they may ask
         app.add_middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"])
@@ -101,7 +105,7 @@ def make_app(
         if requested != name:
             raise HTTPException(404, f"no model {requested!r:.200}; this server has {name!r}")
 
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", responses={200: STREAM_RESPONSE})
     async def completions(body: CompletionRequest) -> Response:
         check_model(body.model)
         scheduler = generator()
@@ -111,7 +115,7 @@ def make_app(
             ids = [await run_in_threadpool(_encoded, scheduler.tokenizer, p) for p in prompts]
             return reply(body, ids, body.rule())
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", responses={200: STREAM_RESPONSE})
     async def chat(body: ChatRequest) -> Response:
         check_model(body.model)
         scheduler = generator()
@@ -144,12 +148,14 @@ def make_app(
         check_model(model)
         return _json(served)
 
-    @app.api_route("/", methods=["GET", "HEAD"])
+    @app.head("/", include_in_schema=False)
+    @app.get("/")
     async def start() -> Response:
         about = f"lagwise serves the model {name!r} with OpenAI's API; clients' base URL is this address with /v1"
         return _json({"about": about, "model": name, "paths": list(paths), "needs_key": api_key is not None})
 
-    @app.api_route("/health", methods=["GET", "HEAD"])
+    @app.head("/health", include_in_schema=False)
+    @app.get("/health")
     async def health() -> Response:
         alive = scheduler is None or scheduler.alive
         counts = {**(scheduler.counts if scheduler else {}), "embedding": embedder.open}

@@ -275,6 +275,22 @@ def embeddings_body(model: str, vectors: Sequence[list[float] | str], tokens: in
     return {"object": "list", "data": data, "model": model, "usage": usage}
 
 
+class Error(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    error: Error
+
+
+# What the description at /openapi.json says of answers.
+ERROR_RESPONSE = {"description": "An error", "model": ErrorBody}
+STREAM_RESPONSE = {"description": "The whole answer, or server-sent events", "content": {"text/event-stream": {}}}
+
+
 def error_body(message: str, kind: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 

@@ -1,11 +1,10 @@
-"""Tasks, which say what is learned, one per file."""
+"""Tasks, which say what is learned."""
 
 from lagwise.outside import Registry
 from lagwise.tasks.base import Metric, Table, Task, TaskData
 from lagwise.tasks.forecasting import Forecasting
 from lagwise.tasks.image_classification import ImageClassification
-from lagwise.tasks.language_modelling import LanguageModelling
-from lagwise.tasks.masked_language_modelling import MaskedLanguageModelling
+from lagwise.tasks.language_modelling import LanguageModelling, MaskedLanguageModelling
 from lagwise.tasks.sequence_classification import SequenceClassification
 from lagwise.tasks.sequence_labelling import SequenceLabelling
 from lagwise.tasks.signal_to_signal import SignalToSignal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -14,15 +14,11 @@ from torch.utils.data import Dataset
 from lagwise.data import open_rows
 from lagwise.data.batches import IGNORED
 from lagwise.data.options import DataOptions
-from lagwise.data.series_windows import RandomWindows, WindowCollator, Windows, even_windows
+from lagwise.data.series_windows import WindowCollator, even_windows, random_windows, windows
 from lagwise.data.tokenizers import without_template
 from lagwise.models.loading import by_rate, save_tokenizer
 from lagwise.progress import progress_bar
 from lagwise.tasks.figures import Figures, Log, metric_curve
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
 
 Records = Iterable[Mapping[str, Any]]  # rows as mappings from columns
 #: Options of the data that not every task supports.
@@ -50,34 +46,20 @@ class Metric(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """The size of a task's training examples.
+    """The size of a task's training examples."""
 
-    Attributes:
-        steps_per_epoch: optimiser steps that see every example about once; None for examples without end.
-        tokens: tokens of an example on average, or what ``unit`` names.
-        longest: tokens of the longest example.
-        unit: what the progress bar of a training counts.
-    """
-
-    steps_per_epoch: int | None
-    tokens: float
+    steps_per_epoch: int | None  # that see every example about once; None for examples without end
+    tokens: float  # of an example on average, or what ``unit`` names
     longest: int
-    unit: str = "tokens"
+    unit: str = "tokens"  # what the progress bar of a training counts
 
 
 class LinearRows(NamedTuple):
-    """The data for the fit of a linear model.
-
-    Attributes:
-        train: training rows, in batches, with ``labels`` and perhaps a ``weight`` for each.
-        valid: held-out rows, in batches, in the order of `TaskData.validation_examples`.
-        fields: of the model's configuration.
-        tokenizer: of texts.
-    """
+    """The data for the fit of a linear model: rows in batches, with ``labels`` and perhaps a ``weight`` for each."""
 
     train: Sequence[Mapping[str, Tensor]]
-    valid: Sequence[Mapping[str, Tensor]]
-    fields: Mapping[str, Any]
+    valid: Sequence[Mapping[str, Tensor]]  # held-out rows, in the order of `TaskData.validation_examples`
+    fields: Mapping[str, Any]  # of the model's configuration
     tokenizer: Any = None
 
 
@@ -93,8 +75,8 @@ class Task:
     #: the metric by which checkpoints are compared, as far as it is known without the data
     headline: Metric
     #: the head that is trained, and that of a first answer, a linear model of fixed features
-    head: ClassVar[type[PreTrainedModel]]
-    linear_head: ClassVar[type[PreTrainedModel] | None] = None
+    head: ClassVar[Any]
+    linear_head: ClassVar[Any] = None
     #: what the model must read, a name of `LagwiseConfig.inputs`
     inputs: str = "tokens"
     #: the options of data and training that it supports, of those that not every task does: ``lengths``,
@@ -218,7 +200,7 @@ class TaskData:
     """
 
     task: Any
-    tokenizer: PreTrainedTokenizerBase | None
+    tokenizer: Any  #: of text, else None
     #: the training loss, a function of (outputs, labels, num_items_in_batch), where it is not the model's own
     loss: Any = None
     #: whether `calibrate` sets anything
@@ -226,7 +208,7 @@ class TaskData:
 
     _scored: Mapping[str, Any]  # encoded rows to evaluate on, by split
 
-    def __init__(self, task: Task, tokenizer: PreTrainedTokenizerBase | None = None):
+    def __init__(self, task: Task, tokenizer: Any = None):
         self.task, self.tokenizer = task, tokenizer
 
     @property
@@ -333,7 +315,7 @@ class TaskData:
 class Recordings(TaskData):
     """Series that are learned in random windows and answered whole. Abstract.
 
-    A subclass gives the windows of a split (``_windows``), with ``draw``, ``cut`` and ``lengths`` as `RandomWindows`
+    A subclass gives the windows of a split (``_windows``), with ``draw``, ``cut`` and ``lengths`` as `random_windows`
     and `Windows` take them.
     """
 
@@ -351,12 +333,12 @@ class Recordings(TaskData):
         return Sizes(max(1, round(samples / (batch_size * length))), float(steps), steps)
 
     def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
-        windows = self._windows("train")
-        return RandomWindows(windows.draw, windows.lengths, steps * batch_size, seed)
+        rows = self._windows("train")
+        return random_windows(rows.draw, rows.lengths, steps * batch_size, seed)
 
     def validation_examples(self, tokens: int) -> Dataset:
-        windows, length = self._windows("valid"), self.task.data.length
-        return Windows(windows.cut, even_windows(windows.lengths, length, tokens // self.task.steps(length)))
+        rows, length = self._windows("valid"), self.task.data.length
+        return windows(rows.cut, even_windows(rows.lengths, length, tokens // self.task.steps(length)))
 
     def collate(self, rows: Sequence[Any], training: bool = True) -> dict[str, Tensor]:
         return WindowCollator(self.task.stride)(rows)
@@ -376,14 +358,7 @@ def outputs(
     progress: bool,
 ) -> Iterator[tuple[int, Any]]:
     """Yield the index of each encoded row and the model's output for it, in the order of batches: the loop of all
-    evaluations and predictions of rows.
-
-    Args:
-        model: in evaluation mode.
-        tokenizer: the model's, None without one.
-        rows: encoded rows.
-        hertz: the sampling rate of each row, if they may differ from that of training.
-        desc: what is done, for the progress bar.
+    evaluations and predictions of rows. hertz: the sampling rate of each row, if they may differ from that of training.
     """
     groups = [(model, range(len(rows)))] if hertz is None else by_rate(model, hertz, task.rate or 0)
     with progress_bar(desc=desc, total=len(rows), unit=task._unit, show=progress) as bar:
@@ -398,7 +373,7 @@ def outputs(
                 bar.update(len(chosen))
 
 
-def tokenizer_fields(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+def tokenizer_fields(tokenizer: Any) -> dict[str, Any]:
     """The fields of a model's configuration that describe its tokens."""
     special = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
     return {"vocab_size": len(tokenizer), **special}

@@ -229,11 +229,8 @@ class SeriesParts(TaskData):
 
 class Windows(Dataset):
     """A data set of windows of series ``(rows, series)``, one series each: past_values ``(length, 1)`` and
-    future_values ``(horizon, 1)``, NaN where missing.
-
-    All ``count`` of them in order, or ``drawn``: with a seed in an order drawn anew for every epoch, without one spread
-    evenly. Example i depends on the arguments and i alone.
-    """
+    future_values ``(horizon, 1)``, NaN where missing. All in order, or ``drawn``: with a seed in an order drawn anew
+    for every epoch, without one spread evenly."""
 
     def __init__(self, x: np.ndarray, length: int, horizon: int, *, drawn: int | None, seed: int | None):
         self.x, self.length, self.horizon = x, length, horizon

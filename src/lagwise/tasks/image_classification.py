@@ -15,14 +15,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from lagwise.data.image_files import ImageData, open_images, prepare_images
 from lagwise.data.images import (
+    CHANGES,
     ImageExamples,
     ImageReader,
     Mixing,
-    ShuffledImages,
-    check_changes,
-    check_crop,
     collate_images,
     height_and_width,
+    shuffled_images,
     thumbnail,
     torchvision_transforms,
 )
@@ -33,7 +32,7 @@ from lagwise.models import LagwiseForImageClassification, LagwiseLinearForImageC
 from lagwise.models.embeddings import patch_side
 from lagwise.models.loading import read_config
 from lagwise.models.memory import check_images_memory
-from lagwise.tables import Share, Weight, refuse
+from lagwise.tables import Share, Weight, known, refuse
 from lagwise.tasks.base import LinearRows, Records, Sizes, Table, finite, outputs
 from lagwise.tasks.figures import Figures, Log, image_gallery
 from lagwise.tasks.labelled import Labelled, LabelledRows, class_fields, class_names
@@ -90,19 +89,28 @@ class ImageClassification(Labelled):
         wide: bool = False,
     ):
         super().__init__(data, label_smoothing)
-        check_changes(augment or [])
+        for name in augment or []:
+            known(name, CHANGES, "`augment`")
         self.image, self.label, self.channels = image, label, channels
         self.size = None if size is None else height_and_width(size)
         self.changes, self.mixup, self.cutmix = augment or [], mixup, cutmix
         self.mean, self.std, self.crop, self.wide = mean, std, crop, wide
         whole = "a value for each of {} channels, got {!r}".format
         refuse(
+            ("resized_crop" in self.changes[1:], f"resized_crop must be the first of `augment`, got {augment}"),
+            (
+                crop is not None and not 0 < crop <= 1,
+                f"`crop` must be greater than 0 and at most 1, got {crop!r}",
+            ),
+            (
+                crop is not None and (self.size is None or self.size[0] != self.size[1]),
+                f"`crop` needs a `size`, the side of a square, got {size}",
+            ),
             (channels not in (1, 3), f"`channels` must be 1 or 3, got {channels!r}"),
             (mean is not None and len(mean) != channels, f"`mean` must have {whole(channels, mean)}"),
             (std is not None and len(std) != channels, f"`std` must have {whole(channels, std)}"),
             (std is not None and min(std) <= 0, f"`std` must be greater than 0, got {std!r}"),
         )
-        check_crop(crop, self.size)
 
     def fields(self) -> dict[str, Any]:
         return {"causal": False}
@@ -237,7 +245,7 @@ class LabelledImages(LabelledRows):
         if self.task.mixup or self.task.cutmix:
             self.mixing = Mixing(len(self.label_names), mixup=self.task.mixup, cutmix=self.task.cutmix, seed=seed)
         examples = ImageExamples(self.rows.splits["train"], self.reader, self.task.changes, seed)
-        return ShuffledImages(examples, steps * batch_size, seed)
+        return shuffled_images(examples, steps * batch_size, seed)
 
     def validation_examples(self, tokens: int) -> Dataset:
         return ImageExamples(self.rows.splits["valid"], self.reader)

@@ -1,4 +1,5 @@
-"""Rows with labels, classes or numbers: what the tasks that classify share, with the tables and figures of results."""
+"""Rows with labels, classes or numbers: what the tasks that classify share, and the scores, tables and figures of
+results."""
 
 from __future__ import annotations
 
@@ -11,18 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lagwise.data.labels import MULTI_LABEL
 from lagwise.data.options import DataOptions
+from lagwise.evaluation.events import scores_by_class
 from lagwise.tables import counted, known
 from lagwise.tasks.base import Metric, Table, Task, TaskData
 from lagwise.tasks.figures import Figures, Log, confusion_matrix, metric_curve, predicted_against_true
-from lagwise.tasks.scores import (
-    METRICS,
-    best_threshold,
-    classification_scores,
-    headline_of,
-    regression_scores,
-    several_scores,
-)
 
 MAX_STRIDE = 16  # samples of a step, where it is found in the data
 _SHOWN = 20  # classes of a line
@@ -30,11 +25,33 @@ _MAX_CLASSES = 20  # a printed confusion matrix has no more
 _SAME_ERROR = 0.999  # share of a mean squared error that is not clearly smaller than it
 _SCORED = ("valid", "test", "known_positions")
 _HALF = 0.5  # the probability above which a row has one of several labels, where no other is known
+#: metrics for which higher is better, and their display names
+METRICS = {
+    "accuracy": "accuracy",
+    "macro_f1": "macro F1",
+    "matthews": "Matthews' correlation",
+    "f1": "F1",
+    "pearson": "Pearson's correlation",
+    "spearman": "Spearman's correlation",
+    "micro_f1": "micro F1",
+    "exact_match": "exact match",
+}
+_NOTHING = {"precision": 0.0, "recall": 0.0, "f1": 0.0, "rows": 0}  # scores of a class without rows
+_OF_NUMBERS = ("pearson", "spearman")
+_OF_SEVERAL = ("micro_f1", "macro_f1", "exact_match")
+_THRESHOLDS = [round(i / 20, 2) for i in range(1, 20)]  # probabilities to try
+_ROWS_TO_CHOOSE = 100
+_DEFAULT = {"regression": "pearson", MULTI_LABEL: "micro_f1"}
 
 
 def threshold_of(config: Any) -> float:
     """The probability above which a model gives a row one of several labels."""
     return getattr(config, "threshold", None) or _HALF
+
+
+def headline_of(name: str) -> Metric:
+    """Return one of `METRICS` as the headline of a task."""
+    return Metric(name, METRICS[name])
 
 
 class Labelled(Task):
@@ -52,8 +69,7 @@ class Labelled(Task):
     @cached_property
     def source(self) -> Any:
         """The rows of the data, not yet read."""
-        assert self.data.source is not None
-        return self.rows(self.data.source)
+        return self.rows(str(self.data.source))
 
     def steps(self, samples: int) -> int:
         """Return the steps of the model for so many samples of a series."""
@@ -114,7 +130,7 @@ class Labelled(Task):
 
 def check_samples(task: Any, features: int, longest: int) -> None:
     """Raise ValueError if no training series fills a step of the model, or if its stride was found in the data and all
-    are very short beside their features, as in arrays of another layout. longest: samples of the longest series."""
+    are very short beside their features, as in arrays of another layout."""
     stride, doubted = task.stride, task.finds_stride and features > longest > 1
     min_samples = MAX_STRIDE if doubted else max(2, stride)
     if longest >= min_samples:
@@ -134,13 +150,8 @@ def check_samples(task: Any, features: int, longest: int) -> None:
 
 
 class LabelledRows(TaskData):
-    """The rows of a task, with a label each, or several. Abstract.
-
-    Attributes:
-        rows: the rows of the run's own data, in splits; None for other data.
-        label_names: names of the classes, by id; None for numbers.
-        several: whether a row may have several labels.
-    """
+    """The rows of a task, with a label each, or several. Abstract. rows: those of the own data, in splits; None for
+    others."""
 
     rows: Any
     several: bool = False
@@ -220,11 +231,7 @@ class LabelledRows(TaskData):
         logits, labels = np.stack(measured), np.asarray(self._labels[split])
         threshold = threshold_of(model.config)
         scores, details = self._of_labels(logits, labels, threshold)
-        if self.several:
-            assert self.label_names is not None
-            worst = worst_of_several(logits, labels, self.label_names, threshold, self._max_mistakes)
-        else:
-            worst = worst_rows(logits, labels, self.label_names, self._max_mistakes)
+        worst = worst_rows(logits, labels, self.label_names, self._max_mistakes, threshold if self.several else None)
         mistakes = [{**self._shown(self._scored[split], i), **each} for i, each in worst.items()]
         about = {"kind": kind, "labels": self.label_names, "mistakes": mistakes}
         return {split: {**scores, "rows": len(labels)}, **details, **about}
@@ -250,7 +257,7 @@ def checked_class_weights(weights: str | dict[str, float]) -> str | dict[str, fl
 
 def class_weights(weights: str | dict[str, float], counts: Mapping[str, float]) -> Tensor | None:
     """The weight of each class, of which there are ``counts``: those given, the others having 1, or the inverse of its
-    share, 1 if all shares are equal; a class without rows counts as if it had one. None for equal weights."""
+    share; None for equal weights."""
     if isinstance(weights, dict):
         for name in weights:
             known(name, counts, "class in `class_weights`")
@@ -287,11 +294,8 @@ def constant_of(evaluation: Mapping[str, Any]) -> dict[str, float]:
 
 
 def constant_note(scores: Mapping[str, float], constant: Mapping[str, float], headline: str, rows: str) -> str | None:
-    """A sentence if one answer for all rows scores as well as a model; None if the model is better.
-
-    Accuracies are compared only where they are the headline: by other metrics, a model that is right less often than
-    the most common class can be useful.
-    """
+    """A sentence if one answer for all rows scores as well as a model; None if the model is better, or its headline is
+    another than the accuracy."""
     if headline == "accuracy" and scores.get("accuracy", 1.0) <= constant.get("accuracy", 0.0):
         answer, name = "the most common class", "accuracy"
     elif scores.get("mean_squared_error", 0.0) >= _SAME_ERROR * constant.get("mean_squared_error", np.inf):
@@ -305,41 +309,38 @@ def constant_note(scores: Mapping[str, float], constant: Mapping[str, float], he
 
 
 def worst_rows(
-    logits: np.ndarray, labels: np.ndarray, names: Sequence[str] | None, limit: int = 10
+    logits: np.ndarray,
+    labels: np.ndarray,
+    names: Sequence[str] | None,
+    limit: int = 10,
+    threshold: float | None = None,
 ) -> dict[int, dict[str, Any]]:
-    """The most confident wrong predictions, by the indices of their rows; of numbers (``names`` None) the predictions
-    with the largest errors."""
+    """The rows of the largest errors, by their indices: of numbers (``names`` None) by these, of classes the most
+    confident wrong predictions, of several labels (with a ``threshold``) wrong ones by the mean cross-entropy."""
+
+    def named(value: Any) -> Any:
+        """A number, a class, or the labels of a row, for people."""
+        if names is None:
+            return float(value)
+        return names[value] if threshold is None else ", ".join(np.asarray(names)[value]) or "none"
+
     if names is None:
-        worst = np.argsort(-np.abs(logits[:, 0] - labels), kind="stable")[:limit].tolist()
-        return {i: {"true": float(labels[i]), "predicted": float(logits[i, 0])} for i in worst}
-    shares = torch.tensor(logits, device="cpu").softmax(-1).numpy()
-    predicted = shares.argmax(-1)
-    wrong = np.flatnonzero(predicted != labels)
-    worst = wrong[np.argsort(-shares[wrong, predicted[wrong]], kind="stable")][:limit].tolist()
+        predicted, extra = logits[:, 0], {}
+        errors = np.abs(predicted - labels)
+    elif threshold is None:
+        shares = torch.tensor(logits, device="cpu").softmax(-1).numpy()
+        predicted, extra = shares.argmax(-1), {"probability": shares.max(-1)}
+        errors = np.where(predicted != labels, shares.max(-1), 0)
+    else:
+        shares = torch.tensor(logits, device="cpu").sigmoid().numpy()
+        labels, predicted = labels.astype(bool), shares > threshold
+        extra = {"loss": -np.log(np.where(labels, shares, 1 - shares).clip(1e-9)).mean(1)}
+        errors = np.where((predicted != labels).any(1), extra["loss"], 0)
+    worst = [i for i in np.argsort(-errors, kind="stable")[:limit].tolist() if errors[i] > 0]
     return {
-        i: {
-            "true": names[labels[i]],
-            "predicted": names[predicted[i]],
-            "probability": float(shares[i, predicted[i]]),
-        }
+        i: {"true": named(labels[i]), "predicted": named(predicted[i]), **{n: float(v[i]) for n, v in extra.items()}}
         for i in worst
     }
-
-
-def worst_of_several(
-    logits: np.ndarray, labels: np.ndarray, names: Sequence[str], threshold: float, limit: int = 10
-) -> dict[int, dict[str, Any]]:
-    """The rows with wrong labels whose mean cross-entropy is largest, by their indices."""
-    shares, true = torch.tensor(logits, device="cpu").sigmoid().numpy(), labels.astype(bool)
-    predicted = shares > threshold
-    losses = -np.log(np.where(true, shares, 1 - shares).clip(1e-9)).mean(1)
-    wrong = np.flatnonzero((predicted != true).any(1))
-    worst = wrong[np.argsort(-losses[wrong], kind="stable")][:limit].tolist()
-
-    def named(marks: np.ndarray) -> str:
-        return ", ".join(name for name, on in zip(names, marks, strict=True) if on) or "none"
-
-    return {i: {"true": named(true[i]), "predicted": named(predicted[i]), "loss": float(losses[i])} for i in worst}
 
 
 def _mistakes(evaluation: Mapping[str, Any]) -> list[Table]:
@@ -351,3 +352,105 @@ def _mistakes(evaluation: Mapping[str, Any]) -> list[Table]:
     head = [name for name in rows[0] if name != "row"]
     shown = [[f"{each[name]:.3g}" if isinstance(each[name], float) else each[name] for name in head] for each in rows]
     return [Table(title, ("row", *head), [(each["row"], *cells) for each, cells in zip(rows, shown, strict=True)])]
+
+
+# Metrics of predictions, by scikit-learn and scipy.
+
+
+def default_metric(kind: str) -> str:
+    """The headline of a kind of labels."""
+    return _DEFAULT.get(kind, "accuracy")
+
+
+def check_metric(metric: str | None, kind: str, classes: Sequence[str] | None = None) -> None:
+    """Raise ValueError for an unknown metric, or one of another kind of labels, as far as that is known (``auto``)."""
+    if metric is None:
+        return
+    known(metric, METRICS, "`metric`")
+    fits = metric not in (*_OF_NUMBERS, "micro_f1", "exact_match")
+    if kind in _DEFAULT:
+        fits = metric in (_OF_NUMBERS if kind == "regression" else _OF_SEVERAL)
+    if kind != "auto" and not fits:
+        raise ValueError(f"`metric` {metric!r} is not a metric of {kind}")
+    if metric == "f1" and classes is not None and len(classes) != 2:
+        raise ValueError(f"`metric` 'f1' needs two classes, got {len(classes)}; for more there is 'macro_f1'")
+
+
+def classification_scores(
+    predicted: np.ndarray, true: np.ndarray, names: Sequence[str]
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """Accuracy, macro F1 over the classes that occur, Matthews' correlation, for two classes the F1 of the second; and
+    the confusion matrix, scores by class, and the share of the most common class. predicted and true ``(rows,)`` are
+    indices in ``names``."""
+    from sklearn.metrics import confusion_matrix, matthews_corrcoef
+
+    labels = list(range(len(names)))
+    if not len(true):  # scikit-learn refuses empty input
+        none = dict.fromkeys(("accuracy", "macro_f1", "matthews", *["f1"] * (len(names) == 2)), 0.0)
+        confusion = np.zeros((len(names), len(names)), dtype=int).tolist()
+        return none, {"confusion": confusion, "classes": dict.fromkeys(names, _NOTHING), "majority": 0.0}
+    classes, confusion = (
+        scores_by_class(true, predicted, names, labels=labels),
+        confusion_matrix(true, predicted, labels=labels),
+    )
+    occurs = confusion.sum(0) + confusion.sum(1) > 0
+    scores = {
+        "accuracy": float(np.mean(true == predicted)),
+        "macro_f1": float(np.mean([each["f1"] for each, used in zip(classes.values(), occurs, strict=True) if used])),
+        "matthews": float(matthews_corrcoef(true, predicted)) if np.ptp(true) and np.ptp(predicted) else 0.0,
+    }
+    if len(names) == 2:
+        scores["f1"] = classes[names[1]]["f1"]
+    majority = float(confusion.sum(1).max() / len(true))
+    return scores, {"confusion": confusion.tolist(), "classes": classes, "majority": majority}
+
+
+def several_scores(
+    predicted: np.ndarray, true: np.ndarray, names: Sequence[str]
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """The micro and macro F1 and the share of rows whose labels are all right, of 0 and 1 ``(rows, labels)``; and
+    scores by label."""
+    from sklearn.metrics import f1_score
+
+    predicted, true = predicted.astype(bool), true.astype(bool)
+    if not len(true):
+        return dict.fromkeys(_OF_SEVERAL, 0.0), {"classes": dict.fromkeys(names, _NOTHING)}
+    classes = scores_by_class(true, predicted, names)
+    occurs: Any = np.concatenate([predicted, true]).any(0).tolist()
+    occur = [each["f1"] for each, used in zip(classes.values(), occurs, strict=True) if used]
+    scores = {
+        "micro_f1": float(f1_score(true, predicted, average="micro", zero_division=0)),
+        "macro_f1": float(np.mean(occur)) if occur else 0.0,
+        "exact_match": float((predicted == true).all(1).mean()),
+    }
+    return scores, {"classes": classes}
+
+
+def best_threshold(logits: np.ndarray, true: np.ndarray) -> float:
+    """The probability of the sigmoid above which predictions of labels ``(rows, labels)`` have the largest micro F1;
+    0.5 where all have the same, and for fewer than 100 rows, of which the best is chance."""
+    if len(true) < _ROWS_TO_CHOOSE:
+        return 0.5
+    shares = 1 / (1 + np.exp(-logits.astype(np.float64)))
+
+    def score(threshold: float) -> float:
+        predicted = shares > threshold
+        return 2 * (predicted & true).sum() / max(1, predicted.sum() + true.sum())
+
+    true = true.astype(bool)
+    return max(_THRESHOLDS, key=lambda each: (score(each), -abs(each - 0.5)))
+
+
+def regression_scores(predicted: np.ndarray, true: np.ndarray) -> tuple[dict[str, float], dict[str, Any]]:
+    """Pearson's and Spearman's correlation (0 where either side is constant) and the mean squared error, of ``(rows,)``
+    each; and the pairs."""
+    from scipy.stats import pearsonr, spearmanr
+
+    predicted, true = predicted.astype(np.float64), true.astype(np.float64)
+    varied = np.ptp(predicted) > 0 and np.ptp(true) > 0
+    scores = {
+        "pearson": float(pearsonr(predicted, true).statistic) if varied else 0.0,
+        "spearman": float(spearmanr(predicted, true).statistic) if varied else 0.0,
+        "mean_squared_error": float(np.mean((predicted - true) ** 2)),
+    }
+    return scores, {"predicted": predicted.tolist(), "true": true.tolist()}

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ from pydantic import Field
 from torch import Tensor
 from torch.utils.data import Dataset
 
+import lagwise.data.arrow as pa
+import lagwise.data.hf as hf
 from lagwise.data import (
     FORMATS,
     BucketedExamples,
@@ -47,17 +49,15 @@ from lagwise.tasks.labelled import (
     MAX_STRIDE,
     Labelled,
     LabelledRows,
+    check_metric,
     check_samples,
     checked_class_weights,
     class_fields,
     class_names,
     class_weights,
+    default_metric,
+    headline_of,
 )
-from lagwise.tasks.scores import check_metric, default_metric, headline_of
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from datasets import Dataset as Rows
 
 TOKENS_A_BATCH = 16384  # tokens of an evaluation batch, including padding
 _SHOWN_CHARACTERS = 120  # characters of a text in a report
@@ -160,6 +160,7 @@ class SequenceClassification(Labelled):
         if inputs == "tokens":
             who = "sequence_classification with `inputs=tokens`"
             require_none(who, features=features, lines=lines, rate=rate, time=time)
+        input_columns(text, label, kind, inputs, data.length, separate)  # checks them
 
     @property
     def headline(self) -> Metric:  # type: ignore[override]
@@ -172,27 +173,12 @@ class SequenceClassification(Labelled):
     def lengths(self) -> dict[str, int]:
         return {"`length`": self.steps(self.data.length)}
 
-    def key(self) -> str:
-        input_columns(self.text, self.label, self.kind, self.inputs, self.data.length, self.separate)  # checks them
-        return self.source.key()
-
     def rows(self, source: str) -> RowSource:
         if self.inputs == "values":
-            return self._series(source, any_rate=self.rate is not None)
+            names = ("features", "lines", "rate", "time", "group")
+            options: dict[str, Any] = {name: getattr(self, name) for name in names}
+            return open_series(source, self.label, **options, any_rate=True)
         return open_rows(source) if self.data.format is None else FORMATS[self.data.format].open(source)
-
-    @cached_property
-    def source(self) -> RowSource:
-        """The rows of the data, not yet read."""
-        assert self.data.source is not None
-        if self.inputs == "values":
-            return self._series(self.data.source, any_rate=True)
-        return self.rows(self.data.source)
-
-    def _series(self, source: str, *, any_rate: bool) -> SeriesSource:
-        names = ("features", "lines", "rate", "time", "group")
-        options: dict[str, Any] = {name: getattr(self, name) for name in names}
-        return open_series(source, self.label, **options, any_rate=any_rate)
 
     def _open(self, run: Path | None, progress: bool) -> ClassifiedRows:
         rows = prepare_labelled(self.source, **self.reading, progress=progress)
@@ -249,7 +235,7 @@ class SequenceClassification(Labelled):
         return self.encoder(model.config, tokenizer).table(rows)
 
     def _batches(
-        self, model: Any, tokenizer: Any, rows: Rows | pa.Table, indices: Sequence[int]
+        self, model: Any, tokenizer: Any, rows: hf.Dataset | pa.Table, indices: Sequence[int]
     ) -> Iterator[tuple[Sequence[int], np.ndarray]]:
         """Compute logits in batches of similar lengths, in steps of the model: a first answer reads single samples."""
         inputs = model.config.inputs
@@ -409,10 +395,10 @@ class ClassifiedRows(LabelledRows):
             return self.task.padded(self.tokenizer, rows)
         return self.task.padded(self.tokenizer, rows, multiple_of=partial(length_step, longest=self._longest))
 
-    def _hertz_of(self, rows: Rows) -> Any:
+    def _hertz_of(self, rows: hf.Dataset) -> Any:
         return rows[RATE][:] if RATE in rows.column_names else None
 
-    def _shown(self, rows: Rows, i: int) -> dict[str, Any]:
+    def _shown(self, rows: hf.Dataset, i: int) -> dict[str, Any]:
         """Describe a row by its number and the start of its text, or of both texts of a pair."""
         if self.tokenizer is None:
             return {"row": f"{i + 1}"}

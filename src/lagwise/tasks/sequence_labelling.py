@@ -27,8 +27,15 @@ from lagwise.models import LagwiseForTokenClassification
 from lagwise.models.loading import read_config
 from lagwise.tables import Count, Whole, counted, known, refuse
 from lagwise.tasks.base import Recordings, Records, finite
-from lagwise.tasks.labelled import Labelled, checked_class_weights, class_fields, class_names, class_weights
-from lagwise.tasks.scores import classification_scores, headline_of
+from lagwise.tasks.labelled import (
+    Labelled,
+    checked_class_weights,
+    class_fields,
+    class_names,
+    class_weights,
+    classification_scores,
+    headline_of,
+)
 
 
 class SequenceLabelling(Labelled):
@@ -117,8 +124,7 @@ class SequenceLabelling(Labelled):
 
     @cached_property
     def source(self) -> SeriesSource:
-        assert self.data.source is not None
-        return self._series(self.data.source)
+        return self._series(str(self.data.source))
 
     def rows(self, source: str) -> SeriesSource:
         counts_samples = self.events is not None or self.delay > 0 or self.stride > 1
@@ -151,7 +157,7 @@ class SequenceLabelling(Labelled):
     def _encoded(self, model: Any, tokenizer: Any, rows: Records) -> list[tuple[np.ndarray, None]]:
         config = model.config
         encode = RowEncoder((self.values,), 1 << 30, features=config.inputs["features"], gaps=config.takes_gaps)
-        return [(samples, None) for samples in series(encode(rows))]
+        return [(samples, None) for samples in series(encode.table(rows))]
 
     def _output(self, model: Any, tokenizer: Any, row: tuple[np.ndarray, Any]) -> tuple[np.ndarray, int]:
         """The probabilities of a series, and the number of its samples."""
@@ -190,11 +196,7 @@ class SequenceLabelling(Labelled):
 
 
 class SeriesWithClasses(Recordings):
-    """The series of a task, with a class for each sample, or for events in them.
-
-    Args:
-        rows: None for other data than the task's own.
-    """
+    """The series of a task, with a class for each sample, or for events in them. rows: None for other data."""
 
     task: SequenceLabelling
     label_names: tuple[str, ...]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Annotated, Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from lagwise.data.arrays import SERIES, row_arrays
 from lagwise.data.batches import IGNORED, series
 from lagwise.data.encoding import RowEncoder, timed_fields, typical_time
 from lagwise.data.options import DataOptions
-from lagwise.data.prepared import key_of
 from lagwise.data.series import SeriesSource
 from lagwise.data.signals import (
     Damage,
@@ -32,7 +30,7 @@ from lagwise.data.signals import (
     open_signals,
     prepare_signals,
 )
-from lagwise.data.splits import SPLITS
+from lagwise.data.splits import SPLITS, key_of
 from lagwise.evaluation.signals import si_sdr, signal_scores
 from lagwise.models import LagwiseForSignalRegression
 from lagwise.models.loading import read_config
@@ -146,7 +144,7 @@ class SignalToSignal(Task):
     @cached_property
     def source(self) -> SeriesSource:
         """The signals, not yet read."""
-        return self._signals(str(self.data.source))
+        return open_signals(str(self.data.source), **self._reading, alone=self.makes_inputs)
 
     @cached_property
     def noises(self) -> SeriesSource | None:
@@ -154,9 +152,6 @@ class SignalToSignal(Task):
         if self.noise is None:
             return None
         return open_signals(self.noise, features=None, alone=True, rate=self.source.reading_options().get("rate"))
-
-    def _signals(self, name: str) -> SeriesSource:
-        return open_signals(name, **self._reading, alone=self.makes_inputs)
 
     @property
     def _reading(self) -> dict[str, Any]:
@@ -194,7 +189,7 @@ class SignalToSignal(Task):
         if noises is not None:
             check_loud(noises, str(self.noise))
         damage = Damage(noises, self.ratios, self.hide, self.hide_length)
-        options = (damage, self.delay, self.ahead)
+        options = (damage, self.delay, self.ahead, self.data.length)
         return SignalData(self, pairs, {split: WholeSignals(pairs, split, *options) for split in SPLITS})
 
     def _open_other(self, source: str, run: Path, progress: bool) -> SignalData:
@@ -227,8 +222,7 @@ class SignalToSignal(Task):
     def _encoded(self, model: Any, tokenizer: Any, rows: Any) -> list[Whole]:
         """Read each row's ``input_values``, which may have NaN."""
         encode = RowEncoder((SERIES,), 1 << 30, features=model.config.inputs["features"], gaps=True)
-        encoded: Any = encode.table(rows)
-        return [Whole(x, x[:, :0], None) for x in series(encoded)]
+        return [Whole(x, x[:, :0], None) for x in series(encode.table(rows))]
 
     def _output(self, model: Any, tokenizer: Any, row: Whole) -> np.ndarray:
         """The outputs ``(samples, outputs)`` of a whole signal."""
@@ -240,11 +234,12 @@ class SignalToSignal(Task):
 
     def table(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """A line for each sample: the file or row if there are several, the inputs, and the outputs."""
-        lines = []
+        lines, named = [], self.features if self.makes_inputs else self.targets
+        outputs = None if named is None else [f"predicted_{name}" for name in named]
         for number, row in enumerate(rows, 1):
             x, y = (np.asarray(row[name], dtype=np.float32) for name in (SERIES, "predicted"))
             x = self.values(x)
-            names = _names(self.features, x.shape[1], "input") + _names(self._of_outputs, y.shape[1], "predicted")
+            names = _names(self.features, x.shape[1], "input") + _names(outputs, y.shape[1], "predicted")
             source = {"file": row.get("file", number)} if len(rows) > 1 else {}
             for values in np.concatenate([x, y], axis=1).tolist():
                 cells = ["" if math.isnan(value) else f"{value:.7g}" for value in values]
@@ -254,12 +249,6 @@ class SignalToSignal(Task):
     def values(self, x: np.ndarray) -> np.ndarray:
         """Return the inputs without their times."""
         return x if self.time is None else x[:, 1:]
-
-    @property
-    def _of_outputs(self) -> list[str] | None:
-        """The names of the columns of predictions, where the targets have names."""
-        named = self.features if self.makes_inputs else self.targets
-        return None if named is None else [f"predicted_{name}" for name in named]
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
         def row(name: str, s: Mapping[str, Any]) -> tuple[str, ...]:
@@ -298,12 +287,7 @@ def _names(names: Sequence[str] | None, count: int, word: str) -> list[str]:
 
 
 class SignalData(Recordings):
-    """The signals of a task and their targets.
-
-    Args:
-        pairs: None for other data than the task's own.
-        scored: signals to evaluate, by split.
-    """
+    """The signals of a task and their targets. pairs: None for other data. scored: signals to evaluate, by split."""
 
     task: SignalToSignal
 
@@ -334,9 +318,7 @@ class SignalData(Recordings):
         return [*lines, *self.pairs.notes]
 
     def _windows(self, split: str) -> Any:
-        signals = self.signals[split]
-        draw = partial(signals.draw, self.task.data.length)
-        return SimpleNamespace(draw=draw, cut=signals.cut, lengths=signals.lengths)
+        return self.signals[split]
 
     def loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
         """The squared or absolute error over the outputs' deviations, or the negative ratio of each window: a mean over

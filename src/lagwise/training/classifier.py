@@ -19,16 +19,16 @@ from lagwise.data import PaddingCollator, RowEncoder, load_tokenizer
 from lagwise.data.batches import like_lengths
 from lagwise.data.encoding import feature_scale
 from lagwise.data.splits import random_rows
+from lagwise.data.tokens import checked_text
 from lagwise.files import expanded, read_json, saved_whole, write_json
 from lagwise.models import LagwiseForSequenceClassification, LagwiseLinearForSequenceClassification
 from lagwise.models.loading import load_model, quiet, save_tokenizer
-from lagwise.tables import shown
+from lagwise.tables import refuse, shown
 from lagwise.tasks.base import LinearRows, tokenizer_fields
 from lagwise.tasks.labelled import class_fields, class_names
 from lagwise.training.linear_fits import fit_linear_model
 
 _FILE = "classifier.json"
-_FEATURES = {"series": "convolutions", "texts": "ngrams"}
 _READS = {"series": "series (n, channels, length)", "texts": "texts"}
 _TABLE = (
     "X is a table of numbers or categories, neither texts nor series (n, channels, length); use "
@@ -143,12 +143,7 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
         plain = self.classes_.dtype.kind in _KINDS or all(isinstance(each, str) for each in classes)
         if not plain:
             raise ValueError(f"classes are saved if they are strings, numbers or booleans, got {shown(classes)}")
-        about = {
-            "kind": self.kind_,
-            "classes": classes,
-            "dtype": str(self.classes_.dtype),
-            "penalty": self.penalty_,
-        }
+        about = {"kind": self.kind_, "classes": classes, "dtype": str(self.classes_.dtype), "penalty": self.penalty_}
         with quiet(), saved_whole(expanded(folder), "the classifier", last="config.json") as partial:
             self.model_.save_pretrained(partial)
             if self.tokenizer_ is not None:
@@ -166,12 +161,17 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
         model: Any
         model, tokenizer = load_model(folder)
         is_linear = isinstance(model, LagwiseLinearForSequenceClassification)
-        if not (is_linear or isinstance(model, LagwiseForSequenceClassification)) or model.num_labels < 2:
-            raise ValueError(f"{str(folder)!r} holds no classifier of rows but a {type(model).__name__}")
-        if getattr(model.features, "pairs", False) if is_linear else getattr(model.config, "type_vocab_size", 0):
-            raise ValueError(f"the model in {str(folder)!r} reads pairs of texts; use lagwise.runs.predict_run")
-        if model.config.problem_type == "multi_label_classification":
-            raise ValueError(f"the model in {str(folder)!r} gives a row several labels; use lagwise.runs.predict_run")
+        is_classifier = is_linear or isinstance(model, LagwiseForSequenceClassification)
+        pairs = getattr(model.features, "pairs", False) if is_linear else getattr(model.config, "type_vocab_size", 0)
+        several, elsewhere = model.config.problem_type == "multi_label_classification", "use lagwise.runs.predict_run"
+        refuse(
+            (
+                not is_classifier or model.num_labels < 2,
+                f"{str(folder)!r} holds no classifier of rows but a {type(model).__name__}",
+            ),
+            (pairs, f"the model in {str(folder)!r} reads pairs of texts; {elsewhere}"),
+            (several, f"the model in {str(folder)!r} gives a row several labels; {elsewhere}"),
+        )
         kind = "texts" if model.config.input_name == "tokens" else "series"
         about: dict[str, Any] = {"kind": kind, "classes": list(class_names(model.config)), "dtype": "str"}
         if (folder / _FILE).is_file():
@@ -179,8 +179,7 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
         try:
             estimator.classes_ = np.array(about["classes"], dtype=about["dtype"])
             estimator.kind_, estimator.penalty_ = about["kind"], about.get("penalty")
-            fits = _FEATURES[estimator.kind_] == model.config.features["name"] if is_linear else estimator.kind_ == kind
-            if len(estimator.classes_) != model.num_labels or not fits:
+            if len(estimator.classes_) != model.num_labels or estimator.kind_ != kind:
                 raise ValueError("it does not fit the model")
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{_FILE} in {str(folder)!r} is damaged ({error})") from error
@@ -247,7 +246,7 @@ def _rows(X: Any) -> tuple[str, list[Any]]:
     if isinstance(X, list | tuple) and not X:
         raise ValueError("X is empty")
     if isinstance(first, str):
-        return "texts", _texts(X)
+        return "texts", [checked_text(each, f"row {i}") for i, each in enumerate(X)]
     if isinstance(first, list | tuple) and any(isinstance(each, str) for each in first):
         raise ValueError(
             f"X must be a list of texts or of series, got the row {shown(first)}; rows of several texts are for "
@@ -256,18 +255,6 @@ def _rows(X: Any) -> tuple[str, list[Any]]:
     if axes != 3 and np.ndim(first) != 2:
         raise ValueError(_TABLE)
     return "series", _series(X)
-
-
-def _texts(X: Any) -> list[str]:
-    texts = list(X)
-    for i, each in enumerate(texts):
-        if not isinstance(each, str):
-            raise ValueError(f"X must be texts, but row {i} is {shown(each)}")
-        try:
-            each.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"row {i} is not valid Unicode: {shown(each)}") from error
-    return texts
 
 
 def _series(X: Any) -> list[np.ndarray]:

@@ -19,7 +19,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 from torch.utils.data import DataLoader
 
-from lagwise.files import read_json, saved_whole, write_json
+from lagwise.files import read_json, saved_whole, write_json, write_whole
 from lagwise.models.classification import joined
 from lagwise.models.loading import load_model, quiet
 from lagwise.tables import counted
@@ -47,12 +47,9 @@ def require_linear(task: Task) -> Any:
 
 
 def fit_first_answer(data: TaskData, seed: int) -> tuple[Any, dict[str, Any], np.ndarray]:
-    """Fit the first answer to a task's data. ValueError for a task without one, and for images that exceed the memory.
-
-    Returns the model in evaluation mode, fitted to training and held-out rows; what is known of it: its ``scores`` on
-    held-out rows when fitted to the others alone, the ``seconds`` that all took, its ``features`` and ``penalty``; and
-    its outputs for these rows, fitted to the others alone (`TaskData.reduce`).
-    """
+    """Fit the first answer to a task's data. Return the model, fitted to training and held-out rows; what is known of
+    it, its scores on held-out rows when fitted to the others alone among them; and its outputs for these rows
+    (`TaskData.reduce`)."""
     began = time.monotonic()
     linear_head, rows = require_linear(data.task), data.linear_rows()
     model, fit = fit_linear_model(linear_head, rows, seed)
@@ -75,19 +72,21 @@ def fit_first_answer(data: TaskData, seed: int) -> tuple[Any, dict[str, Any], np
 def save_first_answer(
     model: Any, about: dict[str, Any], held_out: np.ndarray, data: TaskData, run: Path, *, alone: bool, progress: bool
 ) -> None:
-    """Write what `fit_first_answer` returns into a run's folder, log its score at step 0 (all scores if it stays
-    ``alone``, and nothing is trained), and print it."""
+    """Write what `fit_first_answer` returns into a run's folder, log its score at step 0 (all scores if nothing is
+    trained), and print it."""
     with quiet(), saved_whole(run / FOLDER, "the first answer", last="config.json") as part:
         model.save_pretrained(part)
         data.save_preprocessing(part, None)
         save_file({"held_out": held_out}, part / _HELD_OUT)
-    write_json(run / FILE, about)
     scores, headline = about["scores"], data.headline
     line = {"step": 0, "first_answer": scores[headline.name], "seconds": about["seconds"]}
     if alone:
         line |= {f"eval_{name}": value for name, value in scores.items()}
-    with open(run / METRICS_FILE, "a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+    log = run / METRICS_FILE
+    logged = log.read_text(encoding="utf-8") if log.is_file() else ""
+    if '"first_answer"' not in logged:  # by a process that died here
+        write_whole(log, logged + json.dumps(line) + "\n")
+    write_json(run / FILE, about)  # last: with it, the first answer is there
     if progress:
         print(
             f"first answer ({about['features']} features): {headline.label} {line['first_answer']:.3f} of "
@@ -140,12 +139,9 @@ def simple_answers(run: Path, data: TaskData, seed: int) -> Iterator[tuple[str, 
 
 
 def choose_model(model: Any, trainer: Any, data: TaskData, out: Path, *, compare: bool, progress: bool) -> Any:
-    """Choose the model that a run ends with, record the choice in the run's folder, and print it.
-
-    Returns the trained model in evaluation mode, joined with the first answer if the task asks for it (`Task.wide`),
-    and calibrated on the held-out rows (`TaskData.calibrate`); or None for the first answer, if both are compared and
-    the trained model is no better.
-    """
+    """Choose the model that a run ends with, record and print the choice. Return the trained model, joined with the
+    first answer if the task asks for it (`Task.wide`) and calibrated; or None for the first answer, if both are
+    compared and the trained model is no better."""
     rows, size = trainer.eval_dataset, trainer.args.per_device_eval_batch_size  # the rows of all processes
     batches = []
     with torch.inference_mode():
@@ -183,8 +179,8 @@ def take_first(out: Path, partial: Path) -> None:
 
 
 def is_better(data: TaskData, one: np.ndarray, other: np.ndarray, labels: np.ndarray) -> bool:
-    """Whether predictions have a better headline metric than others of the same rows, and also on most resamples of
-    these rows, so that a difference of a row or two does not count."""
+    """Whether predictions have a better headline metric than others of the same rows, also on most resamples of these
+    rows."""
     random, sign = np.random.default_rng(0), 1 if data.headline.greater_is_better else -1
 
     def gain(rows: Any) -> float:
@@ -198,13 +194,9 @@ def is_better(data: TaskData, one: np.ndarray, other: np.ndarray, labels: np.nda
 
 
 def best_share(data: Any, first: np.ndarray, layers: np.ndarray, labels: np.ndarray) -> float:
-    """Find the share of the layers in `mixed` with the highest posterior, for rows that neither model was fitted to.
-
-    The prior is normal with mean and standard deviation 0.3, so that a few rows change the share little. For numbers,
-    the noise has the variance of the first answer's errors.
-
-    Shapes: the outputs of both models, first and layers, ``(rows, outputs)``; labels ``(rows,)`` or ``(rows, labels)``.
-    """
+    """The share of the layers in `mixed` with the highest posterior, for rows that neither model was fitted to. The
+    prior is normal with mean and standard deviation 0.3. For numbers, the noise has the variance of the first answer's
+    errors."""
     from scipy.optimize import minimize_scalar
 
     weight = float(len(labels))

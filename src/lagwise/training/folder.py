@@ -26,7 +26,7 @@ from lagwise.files import (
 from lagwise.models.conversion import CONVERSION_FILE
 from lagwise.tables import build, shown, typed
 from lagwise.tasks import TASKS, Metric, Task
-from lagwise.tasks.scores import headline_of
+from lagwise.tasks.labelled import headline_of
 from lagwise.training.recipe import Recipe, load_recipe, parsed
 
 METRICS_FILE = "metrics.jsonl"
@@ -163,11 +163,8 @@ def note_content(run: Path, checkpoint: Path) -> None:
 
 
 def newest_whole_checkpoint(run: Path) -> Path | None:
-    """Find the newest checkpoint whose files are as they were saved; None if the run has none yet. Checkpoints of
-    lagwise 0.2, which noted no content, are not checked.
-
-    ValueError if the run's model or training has other settings now, and if there are checkpoints, but none is whole.
-    """
+    """Find the newest checkpoint whose files are as they were saved (those of lagwise 0.2 are not checked); None if the
+    run has none yet. ValueError if the model or training has other settings now, and if no checkpoint is whole."""
     complaints = []
     for checkpoint in reversed(checkpoints(run)):
         if not (checkpoint / _CONTENT_FILE).is_file():

@@ -3,7 +3,7 @@ scikit-learn, with penalties chosen by rows that are left out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from lagwise.data import spellings
 from lagwise.models.configuration import LagwiseLinearConfig
 from lagwise.models.linear.convolutions import LEVELS, THRESHOLDS, Convolutions
 from lagwise.models.linear.modeling import inputs_of
-from lagwise.models.linear.ngrams import Ngrams, Sparse
+from lagwise.models.linear.ngrams import Ngrams
 from lagwise.models.linear.patches import Patches
 from lagwise.tasks.base import LinearRows
 
@@ -34,11 +34,8 @@ _FOLDS = 5
 
 
 def fit_linear_model(linear_class: Any, rows: LinearRows, seed: int) -> tuple[Any, Fit]:
-    """Fit a linear model of a class of heads, and return it in evaluation mode, with its fit.
-
-    What dense features take from rows without their labels, such as thresholds, is taken from the held-out rows too:
-    the map is fitted to all rows in the end.
-    """
+    """Fit a linear model of a class of heads, and return it in evaluation mode, with its fit. What dense features take
+    from rows without their labels is taken from the held-out rows too."""
     inputs = dict(rows.fields["inputs"])
     pairs = inputs.pop("pairs", False)
     with torch.inference_mode():
@@ -120,65 +117,37 @@ def _matrix(features: Any, batches: Batches) -> Any:
     parts: Iterator[Any] = (features(*inputs_of(batch)) for batch in batches)
     if not isinstance(features, Ngrams):
         return np.concatenate([np.zeros((0, features.size), dtype=np.float32), *(each.numpy() for each in parts)])
-    return _sparse(parts, features.size)
+    from scipy.sparse import csr_matrix, vstack
 
-
-def _sparse(parts: Iterable[Sparse], columns: int) -> Any:
-    from scipy.sparse import csr_matrix
-
-    rows, numbers, values, start = [], [], [], 0
+    matrices = [csr_matrix((0, features.size))]
     for each in parts:
         present = each.values != 0
-        rows.append(present.nonzero()[:, 0] + start)
-        numbers.append(each.numbers[present])
-        values.append(each.values[present])
-        start += len(present)
-    if not rows:
-        return csr_matrix((0, columns))
-    indices = torch.cat(rows).numpy(), torch.cat(numbers).numpy()
-    return csr_matrix((torch.cat(values).double().numpy(), indices), shape=(start, columns))
+        rows, columns = present.nonzero()[:, 0].numpy(), each.numbers[present].numpy()
+        values = each.values[present].double().numpy()
+        matrices.append(csr_matrix((values, (rows, columns)), shape=(len(present), features.size)))
+    return vstack(matrices).tocsr()
 
 
 class Fit(NamedTuple):
-    """A linear map that is fitted to all rows.
+    """A linear map that is fitted to all rows."""
 
-    Attributes:
-        weights: ``(outputs, features)``, of the logits of classes or labels, or of a number.
-        biases: ``(outputs,)``.
-        penalty: The chosen penalty as text, under scikit-learn's name.
-        held_out: The outputs ``(rows, outputs)`` for the held-out rows of a map that is fitted to the training rows
-            alone.
-        loss: The loss of rows that were left out, with the chosen penalty.
-    """
-
-    weights: np.ndarray
-    biases: np.ndarray
-    penalty: str
-    held_out: np.ndarray
-    loss: float
+    weights: np.ndarray  # ``(outputs, features)``, of the logits of classes or labels, or of a number
+    biases: np.ndarray  # ``(outputs,)``
+    penalty: str  # as text, under scikit-learn's name
+    held_out: np.ndarray  # outputs for the held-out rows of a map that is fitted to the training rows alone
+    loss: float  # of rows that were left out, with the chosen penalty
 
 
 def fit_linear(x: Any, y: np.ndarray, held_out: tuple[Any, np.ndarray], weights: np.ndarray | None = None) -> Fit:
-    """Fit a penalised linear map from features to labels. The penalty is chosen by rows that are left out; then all
-    rows, the held-out ones too, are fitted with it.
-
-    - Dense features: a ridge regression, for classes to targets of 1 and -1. The penalty minimises the squared error of
-      rows left out one by one (generalised cross-validation), or of the held-out rows if both rows and features are
-      many. Features are divided by their standard deviations or, for at most 2,500 rows, all by one number if that has
-      the smaller error: with few rows, nearly constant features are noise.
-    - Sparse features: a logistic regression, of several classes one each, or for numbers a ridge regression, with the
-      penalty of the smallest loss on the held-out rows, or over five folds if there are fewer than 300.
-
-    Outputs of a ridge regression for classes, and of a regression for each of several classes, are scaled to logits by
-    the rows that were left out.
-
-    Args:
-        x: Features ``(rows, features)``, an array or a sparse matrix of scipy.
-        y: Class ids ``(rows,)``, integers all of which occur; numbers ``(rows,)``, floating-point; or several labels
-            ``(rows, labels)``, integers 0 and 1.
-        held_out: Features and labels of other rows. There may be none if there are at most 2,500 training rows.
-        weights: Weights of the training rows, and then of the held-out rows; None for 1.
-    """
+    """Fit a penalised linear map from features ``(rows, features)``, an array or a sparse matrix, to labels: class ids
+    ``(rows,)``, all of which occur, numbers, or several labels ``(rows, labels)`` of 0 and 1. The penalty is chosen by
+    rows that are left out; then all rows, the held-out ones too, are fitted with it. Dense features have a ridge
+    regression, for classes to targets of 1 and -1, whose penalty is chosen by rows left out one by one, or the held-out
+    rows if both rows and features are many; features are divided by their standard deviations or, for at most 2,500
+    rows, all by one number if that has the smaller error. Sparse features have a logistic regression, of several
+    classes one each, or for numbers a ridge regression, with the penalty of the smallest loss on the held-out rows, or
+    over five folds if there are fewer than 300. Outputs for classes are scaled to logits by the rows that were left
+    out. weights: of the training rows, and then of the held-out rows."""
     from scipy.sparse import issparse, vstack
 
     labels, count = np.concatenate([y, held_out[1].reshape(-1, *y.shape[1:])]), len(y)
@@ -212,7 +181,11 @@ def _fit(x: Any, y: np.ndarray, count: int, weights: np.ndarray | None) -> Fit:
 
     parts = [(train, train)]
     if dense and min(count, x.shape[1]) <= _MAX_LEAVE_ONE_OUT:
-        tried = _left_out(x[train], targets[train], None if weights is None else weights[train])
+        from sklearn.linear_model import RidgeCV
+
+        ridge: Any = RidgeCV(_ALPHAS, scoring="neg_mean_squared_error", store_cv_results=True)
+        ridge.fit(x[train], targets[train], None if weights is None else weights[train])
+        tried = [*np.moveaxis(ridge.cv_results_.reshape(*targets[train].shape, len(_ALPHAS)), -1, 0)]
     else:
         if dense or len(valid) >= _MIN_HELD_OUT:
             parts, penalties = [(train, valid)], penalties[6::2] if dense else penalties
@@ -258,18 +231,9 @@ def _ridge(x: Any, targets: np.ndarray, alpha: float, weights: np.ndarray | None
     return np.atleast_2d(model.coef_), np.atleast_1d(model.intercept_)
 
 
-def _left_out(x: np.ndarray, targets: np.ndarray, weights: np.ndarray | None) -> list[np.ndarray]:
-    """Return the outputs of a ridge regression for each row when it is left out, with each penalty."""
-    from sklearn import linear_model
-
-    ridge_cv: Any = linear_model.RidgeCV
-    fitted = ridge_cv(_ALPHAS, scoring="neg_mean_squared_error", store_cv_results=True).fit(x, targets, weights)
-    return list(np.moveaxis(fitted.cv_results_.reshape(*targets.shape, len(_ALPHAS)), -1, 0))
-
-
 def _logistic(x: Any, y: np.ndarray, penalty: float, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the weights ``(outputs, features)`` and biases of logits: of a regression for each class of more than two,
-    which takes a fifth of the time of a multinomial one, or for each of several labels."""
+    """The weights ``(outputs, features)`` and biases of logits: of a regression for each class of more than two, which
+    takes a fifth of the time of a multinomial one, or for each of several labels."""
     from sklearn.linear_model import LogisticRegression
 
     labels = y > 0 if y.ndim == 2 else np.arange(y.max() + 1) == y[:, None]
@@ -290,10 +254,9 @@ def _logistic(x: Any, y: np.ndarray, penalty: float, weights: np.ndarray | None)
 
 
 def _likely_scale(values: np.ndarray, labels: np.ndarray, expected: float) -> float:
-    """Find the factor with the highest posterior that turns values ``(rows, outputs)`` into logits of the labels.
-
-    The prior of its logarithm is normal with mean ``expected`` and standard deviation 2. Without the prior the factor
-    diverges when all rows are classified correctly."""
+    """The factor with the highest posterior that turns values ``(rows, outputs)`` into logits of the labels. The prior
+    of its logarithm is normal with mean ``expected`` and standard deviation 2; without it the factor diverges when all
+    rows are right."""
     from scipy.optimize import minimize_scalar
 
     def surprise(power: float) -> float:
@@ -314,8 +277,8 @@ def _loss(values: np.ndarray, y: np.ndarray) -> float:
 
 
 def _folds(y: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Split rows into at most five folds, as indices of training and test rows. Every training part has all classes:
-    rows of a class with fewer rows than folds are always in it. Empty if fewer than two classes have two rows."""
+    """Split rows into at most five folds, as indices of training and test rows. Rows of a class with fewer rows than
+    folds are always in training. Empty if fewer than two classes have two rows."""
     from sklearn.model_selection import KFold, StratifiedKFold
 
     if y.dtype.kind == "f" or y.ndim == 2:

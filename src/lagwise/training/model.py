@@ -48,10 +48,10 @@ def check_model(recipe: Recipe, task: Task) -> None:
                 raise ValueError(f"{option} {length} is over the kernel's max_length {kernel.max_length}")
 
 
-def build_model(recipe: Recipe, data: TaskData) -> PreTrainedModel:
-    """Build the recipe's model for the data of a task, freshly initialised or with the backbone of the run that
-    ``init_from`` names. ValueError if they do not fit."""
-    config = config_for_data(recipe, data)
+def build_model(recipe: Recipe, data: TaskData, config: LagwiseConfig | None = None) -> PreTrainedModel:
+    """Build the recipe's model for the data of a task, by its `config_for_data`, freshly initialised or with the
+    backbone of the run that ``init_from`` names. ValueError if they do not fit."""
+    config = config or config_for_data(recipe, data)
     data.task.check_config(config)
     set_seed(recipe.training.seed)
     model: Any = data.task.head(config)
@@ -61,25 +61,13 @@ def build_model(recipe: Recipe, data: TaskData) -> PreTrainedModel:
     return model
 
 
-def started_from(recipe: Recipe) -> Path | None:
-    """Return the folder that ``init_from`` names, None without one. FileNotFoundError if it holds no model."""
-    if START not in recipe.model:
-        return None
-    folder = expanded(str(recipe.model[START]))
-    if not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"`init_from` must be the folder of a trained run, got {str(folder)!r}")
-    check_weights(folder)
-    return folder
-
-
 def config_for_data(recipe: Recipe, data: TaskData) -> LagwiseConfig:
     """Build the configuration for the data of a task. ValueError if the model has fewer tokens than the tokenizer."""
     fields = data.fields()
-    if "vocab_size" in fields:  # checked first, because the tokenizer's special tokens are outside a smaller one
-        size = model_config(recipe, data.task, {"vocab_size": fields["vocab_size"]}).vocab_size
-        if size < fields["vocab_size"]:
-            hint = "; a run without a mask token cannot start one with masked tokens" if START in recipe.model else ""
-            raise ValueError(f"the model's vocab_size {size} is less than the tokenizer's {fields['vocab_size']}{hint}")
+    size, tokens = (each.get("vocab_size", 0) for each in (recipe.model, fields))
+    if isinstance(size, int) and 0 < size < tokens:
+        hint = "; a run without a mask token cannot start one with masked tokens" if START in recipe.model else ""
+        raise ValueError(f"the model's vocab_size {size} is less than the tokenizer's {tokens}{hint}")
     return model_config(recipe, data.task, fields)
 
 
@@ -107,13 +95,14 @@ def own_fields(recipe: Recipe) -> dict[str, Any]:
 
 def with_start(recipe: Recipe) -> Recipe:
     """Complete a recipe that starts from another run: an absolute path in ``init_from``, that model's fields where the
-    recipe sets none (for a block without a name, its options), and its tokenizer.
-
-    Fields that describe that model's data are not taken: the scale of its labels, the features and scale of its series,
-    and their stride, unless the recipe leaves it open."""
-    folder = started_from(recipe)
-    if folder is None:
+    recipe sets none (for a block without a name, its options), and its tokenizer. Fields that describe that model's
+    data are not taken, and of series their stride only if the recipe leaves it open."""
+    if START not in recipe.model:
         return recipe
+    folder = expanded(str(recipe.model[START]))
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"`init_from` must be the folder of a trained run, got {str(folder)!r}")
+    check_weights(folder)
     saved, path = read_config(folder).to_dict(), str(folder.resolve())
     others = {name for name in saved if name in _FIELDS_OF_THE_DATA or name.endswith("_token_id")}
     fields = {name: saved[name] for name in field_types() if name in saved and name not in others}

@@ -14,8 +14,7 @@ from transformers import PreTrainedModel
 from lagwise.data.options import AUTO
 from lagwise.models.ngrams import ContextEmbedding
 from lagwise.process import group_size
-from lagwise.training.hardware import bfloat16_is_fast
-from lagwise.training.processes import of_first_process
+from lagwise.training.machine import bfloat16_is_fast, of_first_process
 from lagwise.training.recipe import TrainingOptions
 
 _MOMENTUM, _ORTHOGONAL_STEPS = 0.95, 5
@@ -35,11 +34,7 @@ def make_optimizer(model: PreTrainedModel, training: TrainingOptions) -> torch.o
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Make AdamW groups: weight decay applies to matrices and taps, but not to biases, norms, embeddings and parameters
-    that a module names ``undecayed``.
-
-    A module names such parameters in its class, because an attribute of a parameter is lost when the model is copied or
-    loaded.
-    """
+    that the class of a module names ``undecayed``."""
     trained = [p for p in model.parameters() if p.requires_grad]
     spared = {id(getattr(m, name)) for m in model.modules() for name in getattr(m, "undecayed", ())}
     spared |= {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
@@ -52,9 +47,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 def with_matrices(groups: list[dict[str, Any]], model: PreTrainedModel) -> list[dict[str, Any]]:
     """Split groups so that the weights of the linear layers in a model's blocks have groups with a ``momentum``.
-
-    Kernels and their networks stay in groups without one: their parameters are no maps between channels.
-    """
+    Kernels and their networks stay in groups without one: their parameters are no maps between channels."""
     backbone: Any = model.base_model
     linear = {id(m.weight) for m in backbone.layers.modules() if isinstance(m, nn.Linear)}
     parted = []

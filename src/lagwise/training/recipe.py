@@ -272,8 +272,8 @@ def _set(values: dict[str, Any], key: str, text: str) -> None:
 
 
 def setting(name: str) -> str | None:
-    """Return the key of a recipe that sets an option of the data, the training, a task or the model, such as
-    ``training.steps`` for ``steps``; None if there is no such option."""
+    """Return the key of a recipe that sets an option, such as ``training.steps`` for ``steps``; None if there is
+    none."""
     if name in ("model", START):
         return "model" if name == "model" else f"model.{name}"
     for section, cls in (("data", DataOptions), ("training", TrainingOptions)):
@@ -354,10 +354,8 @@ def _depth(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _task_settings(values: Mapping[str, Any], widths: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the fields of a recipe's model that belong to its training and task, and stay with another model: dropout,
-    pooling and the classifier's layers.
-
-    widths: A block whose mixers keep the expansion of the recipe's mixers of the same name."""
+    """The fields of a recipe's model that stay with another model: dropout, pooling and the classifier's layers.
+    widths: a block whose mixers keep the expansion of the recipe's mixers of the same name."""
     model = values.get("model") or {}
     names = ("embedding_dropout", "classifier_dropout", "classifier_hidden_size", "pooling")
     settings: dict[str, Any] = {name: value for name, value in model.items() if name in names}

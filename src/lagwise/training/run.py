@@ -50,9 +50,8 @@ from lagwise.training.folder import (
     rewind_metrics,
     step_of,
 )
-from lagwise.training.hardware import describe
+from lagwise.training.machine import describe, of_first_process, processes
 from lagwise.training.model import own_fields, with_start
-from lagwise.training.processes import of_first_process, processes
 from lagwise.training.recipe import Recipe, rooted
 from lagwise.training.setup import make_trainer, needs_first_answer, open_data, planned
 from lagwise.training.trainer import BEST, LagwiseTrainer, saved_when_stopped

@@ -29,13 +29,20 @@ from lagwise.process import group_size
 from lagwise.tables import known, refuse
 from lagwise.tasks import LanguageModelling, Task, TaskData
 from lagwise.tasks.language_modelling import RunningText
-from lagwise.training.compilation import check_compiled, chosen_compilation, compile_model
 from lagwise.training.first_answer import require_linear
 from lagwise.training.folder import make_task
-from lagwise.training.hardware import bfloat16_is_fast
+from lagwise.training.machine import (
+    Sharing,
+    bfloat16_is_fast,
+    check_compiled,
+    chosen_compilation,
+    compile_model,
+    of_first_process,
+    processes,
+    shared_rows,
+)
 from lagwise.training.model import build_model, check_model, config_for_data
 from lagwise.training.optimizer import make_optimizer
-from lagwise.training.processes import SharedRows, Sharing, of_first_process, processes
 from lagwise.training.recipe import MAX_STEPS, Recipe, TrainingOptions
 from lagwise.training.trainer import BestModel, LagwiseTrainer, Progress
 
@@ -133,8 +140,8 @@ def open_data(task: Task, progress: bool) -> TaskData:
 
 
 def completed(recipe: Recipe, data: TaskData) -> tuple[Recipe, TaskData]:
-    """Fill in the values of a recipe that task and data determine, its source, its task's options and the number of
-    steps; and return the data of the completed task."""
+    """Fill in the values of a recipe that task and data determine: its task's options and the number of steps; and
+    return the data of the completed task."""
     options = recipe.training
     if options.epochs is not None:
         epoch = data.sizes(options.batch_size).steps_per_epoch
@@ -179,11 +186,8 @@ def planned(recipe: Recipe, progress: bool) -> tuple[Recipe, TaskData]:
 
 
 def planned_for_minutes(recipe: Recipe, data: TaskData, progress: bool) -> TrainingOptions:
-    """Replace the steps of a recipe by as many as fit into its minutes, with five evaluations and checkpoints.
-
-    Some steps and an evaluation of a model that is then thrown away are timed. Minutes exclude this, reading the data
-    and what follows the last step. ValueError if the evaluations alone take longer.
-    """
+    """Replace the steps of a recipe by as many as fit into its minutes, with five evaluations and checkpoints, by the
+    time of some steps and an evaluation of a model that is then thrown away."""
     options, minutes = recipe.training, recipe.training.minutes or 0.0
     seconds, evaluation = measured(recipe, data)
     left = 60 * minutes - _EVALUATIONS * evaluation
@@ -266,20 +270,14 @@ def training_arguments(recipe: Recipe, out: Path) -> TrainingArguments:
         disable_tqdm=True,
         remove_unused_columns=False,
     )
-    _use_one_gpu(arguments)
-    return arguments
-
-
-def _use_one_gpu(arguments: TrainingArguments) -> None:
-    """Restrict the process to one GPU: with several, the Trainer would copy the model to all of them at every step, and
-    multiply the batch by their number."""
-    if arguments.n_gpu > 1:
+    if arguments.n_gpu > 1:  # the Trainer would copy the model to all of them at every step
         warnings.warn(
             f"this process uses one of {arguments.n_gpu} GPUs; to train on all, start a process for each: torchrun "
             f"--nproc-per-node {arguments.n_gpu}",
             stacklevel=2,
         )
         arguments._n_gpu = 1
+    return arguments
 
 
 def make_trainer(recipe: Recipe, data: TaskData, out: Path, progress: bool) -> LagwiseTrainer:
@@ -287,16 +285,16 @@ def make_trainer(recipe: Recipe, data: TaskData, out: Path, progress: bool) -> L
     one_length = isinstance(data.task, RunningText) and data.task.data.lengths is None
     options = replace(recipe.training, compile=chosen_compilation(recipe.training, one_length))
     arguments = training_arguments(recipe, out)
-    sizes = data.sizes(options.batch_size)
+    sizes, config = data.sizes(options.batch_size), config_for_data(recipe, data)
     check_step_memory(
         data.task.head,
-        config_for_data(recipe, data),
+        config,
         arguments.per_device_train_batch_size,
         -(-sizes.longest // options.sequence_parallel),
         checkpointing=options.gradient_checkpointing,
         float16=options.precision == "float16",
     )
-    model: Any = build_model(recipe, data)
+    model: Any = build_model(recipe, data, config)
     if options.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     metric = data.headline
@@ -306,8 +304,8 @@ def make_trainer(recipe: Recipe, data: TaskData, out: Path, progress: bool) -> L
     sharing = None
     if (count := options.sequence_parallel) > 1:
         sharing = Sharing(count, len(validation), arguments.per_device_eval_batch_size)
-        training = SharedRows(training, arguments.per_device_train_batch_size, count)
-        validation = SharedRows(validation, arguments.per_device_eval_batch_size, count)
+        training = shared_rows(training, arguments.per_device_train_batch_size, count)
+        validation = shared_rows(validation, arguments.per_device_eval_batch_size, count)
         model.split_sequences(sharing.group)
     show = progress and arguments.process_index == 0
     if options.compile:
@@ -331,8 +329,7 @@ def make_trainer(recipe: Recipe, data: TaskData, out: Path, progress: bool) -> L
 
 
 def reporters(names: str, out: Path | None = None) -> list[str]:
-    """Split the option ``report_to`` into names for the Trainer, and tell TensorBoard's callback where to write.
-    ValueError for a name that is unknown or not installed."""
+    """Split the option ``report_to`` into names for the Trainer, and tell TensorBoard's callback where to write."""
     requested = [name.strip() for name in names.split(",") if name.strip() not in ("", "none")]
     available = get_available_reporting_integrations()
     for name in requested:  # every recipe names tensorboard, whether it is there or not

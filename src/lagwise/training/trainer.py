@@ -32,8 +32,8 @@ from lagwise.process import Stopped, denormals_as_zero, group_size, is_first
 from lagwise.progress import progress_bar
 from lagwise.tasks import TaskData
 from lagwise.training.folder import METRICS_FILE, checkpoints, note_content
+from lagwise.training.machine import Sharing
 from lagwise.training.optimizer import clip_gradients, sparse_tables
-from lagwise.training.processes import Sharing
 from lagwise.training.recipe import REDUCE_OVERHEAD, TrainingOptions
 
 BEST = "best"  # folder of the best model of a training
@@ -42,9 +42,8 @@ _DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
 
 
 class BestModel(TrainerCallback):
-    """Callback that keeps the weights of the best evaluation in ``RUN/best``, and stops the training after ``patience``
-    evaluations without a better one (0: never). The best evaluation is determined from the log alone, so that a resumed
-    run decides the same."""
+    """Callback that keeps the weights of the best evaluation, by the log alone, in ``RUN/best``, and stops the training
+    after ``patience`` evaluations without a better one (0: never)."""
 
     def __init__(self, run: Path, metric: str, greater_is_better: bool, patience: int, keep: bool):
         self.folder, self.metric = run / BEST, f"eval_{metric}"
@@ -103,7 +102,10 @@ class LagwiseTrainer(Trainer):
         sharing: Sharing | None = None,
         **kwargs: Any,
     ):
-        kwargs |= {"data_collator": data.collate, "compute_metrics": self._metrics, "compute_loss_func": data.loss}
+        def metrics(outputs: EvalPrediction) -> dict[str, float]:
+            return data.metrics(math.nan, outputs.predictions, outputs.label_ids)
+
+        kwargs |= {"data_collator": data.collate, "compute_metrics": metrics, "compute_loss_func": data.loss}
         super().__init__(*args, **kwargs)
         self.data, self.best = data, best
         self.sharing, self.options = sharing, options
@@ -173,7 +175,10 @@ class LagwiseTrainer(Trainer):
         if "eval_loss" in logs and f"eval_{self.data.headline.name}" not in logs:  # the task needs only the loss
             logs |= {f"eval_{name}": value for name, value in self.data.metrics(logs["eval_loss"]).items()}
         if "train_loss" in logs:
-            logs["train_loss"] = _mean_loss(self.state.log_history)  # the Trainer's value leaves out earlier processes
+            losses = [(line["loss"], line["step"]) for line in self.state.log_history if "loss" in line]
+            starts = [0, *(step for _, step in losses)]  # the Trainer's value leaves out earlier processes
+            total = sum(loss * (step - start) for (loss, step), start in zip(losses, starts, strict=False))
+            logs["train_loss"] = total / max(starts[-1], 1)
         now = time.monotonic()
         before = next((line["seconds"] for line in reversed(self.state.log_history) if "seconds" in line), 0.0)
         logs["seconds"] = round(before + now - self._logged_at, 3)  # without the pauses before a resume
@@ -187,8 +192,7 @@ class LagwiseTrainer(Trainer):
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate with a loss that is the mean over all labels, for any batch size and number of processes. The
-        Trainer's loss is a mean over batches, the last of which may be smaller or filled up with rows that other
-        processes have."""
+        Trainer's loss is a mean over batches."""
         self._losses, self._evaluated = [], 0
         with torch.compiler.set_stance("force_eager") if self.options.compile else nullcontext():
             output = super().evaluation_loop(*args, **kwargs)
@@ -229,9 +233,6 @@ class LagwiseTrainer(Trainer):
         if not state.end_of_dataloader or state.remainder <= 0:
             return rows
         return min(max(state.remainder - self.args.process_index * rows, 0), rows)
-
-    def _metrics(self, outputs: EvalPrediction) -> dict[str, float]:
-        return self.data.metrics(math.nan, outputs.predictions, outputs.label_ids)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         # Processes of a group on CPUs have the device cpu:0, to which torch cannot load.
@@ -316,15 +317,6 @@ class Progress(TrainerCallback):
         self.bar.close()
 
 
-def _mean_loss(history: list[dict[str, float]]) -> float:
-    """Compute the mean training loss over all steps, from log lines with the mean since the line before."""
-    total, step = 0.0, 0.0
-    for line in history:
-        if "loss" in line:
-            total, step = total + line["loss"] * (line["step"] - step), line["step"]
-    return total / max(step, 1)
-
-
 class _StopAfterStep(TrainerCallback):
     """Callback that saves a checkpoint and ends the training after the step in which any process got a signal."""
 
@@ -345,11 +337,7 @@ class _StopAfterStep(TrainerCallback):
 @contextmanager
 def saved_when_stopped(trainer: Trainer) -> Iterator[None]:
     """On Ctrl-C or SIGTERM within the context, complete the step and save a checkpoint before `Stopped` is raised, in
-    all processes if any of them gets the signal. A second signal to a single process stops it at once; the processes of
-    a group may each get several, and their launcher ends those that do not stop in time.
-
-    Has no effect where signals cannot be handled (in other threads).
-    """
+    all processes if any of them gets the signal. A second signal to a single process stops it at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

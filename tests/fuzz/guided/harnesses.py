@@ -19,7 +19,7 @@ from typing import Any
 
 CORPUS = Path(__file__).with_name("corpus")
 SUFFIXES = {
-    "tables": (".csv", ".tsv", ".txt", ".ts", ".arff", ".npz", ".parquet"),
+    "tables": (".csv", ".tsv", ".txt", ".ts", ".npz", ".parquet"),
     "lines": (".jsonl", ".json"),
     "archives": (".txt.gz", ".txt.bz2", ".txt.xz", ".txt.zip", ".txt.zst", ".csv.gz"),
     "recordings": (".wav", ".flac", ".ogg", ".mp3"),
@@ -96,7 +96,7 @@ def archives(data: bytes) -> None:
 
 
 def recordings(data: bytes) -> None:
-    from lagwise.data.sound_files import read_sound
+    from lagwise.data.series_files import read_sound
 
     path = named(data, SUFFIXES["recordings"])
     with refusing():
@@ -143,19 +143,23 @@ def weights(data: bytes) -> None:
         load_model(folder() / "run")
 
 
-@functools.cache
-def client() -> Any:
-    """A server of a small model, without a network."""
-    from fastapi.testclient import TestClient
-
+def server() -> Any:
+    """The application of a server of a small model, not started."""
     from lagwise.data import load_tokenizer
     from lagwise.models import LagwiseConfig, LagwiseForCausalLM
     from lagwise.serving.app import make_app
     from lagwise.serving.scheduler import Scheduler
 
     model = LagwiseForCausalLM(LagwiseConfig(vocab_size=258, hidden_size=4, num_hidden_layers=1)).eval()
-    scheduler = Scheduler(model, load_tokenizer("bytes"), rows=2, queue=4, max_tokens=4)
-    return TestClient(make_app(scheduler, "m", max_body=4096), raise_server_exceptions=True).__enter__()
+    scheduler = Scheduler(model, load_tokenizer("bytes"), rows=2, queue=4, max_tokens=16)
+    return make_app(scheduler, "m")
+
+
+@functools.cache
+def client() -> Any:
+    from fastapi.testclient import TestClient
+
+    return TestClient(server(), raise_server_exceptions=True).__enter__()
 
 
 def bodies(data: bytes) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lagwise.cli.parsing import at_least, integers, number_option, path_option, run_argument, text_option, within
+from lagwise.cli.terminal import at_least, integers, number_option, path_option, run_argument, text_option, within
 
 Lengths = Annotated[str, typer.Option(help="Sequence lengths, separated by commas.")]
 Channels = Annotated[int, number_option("Channels per layer.", at_least(1))]

@@ -22,7 +22,7 @@ from lagwise.progress import progress_bar
 from lagwise.runs import evaluate_run
 from lagwise.tables import known, shown
 from lagwise.tasks import SequenceClassification
-from lagwise.tasks.scores import METRICS
+from lagwise.tasks.labelled import METRICS
 from lagwise.training import Recipe, check_recipe, data_unchanged, load_recipe, load_run, read_metrics, resume, train
 from lagwise.training.folder import RECIPE_FILE, RUN_FILE, checkpoints
 from lagwise.training.model import own_fields, with_start

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lagwise.data.labelled_rows import LABEL
-from lagwise.tasks.scores import classification_scores, regression_scores
+from lagwise.tasks.labelled import classification_scores, regression_scores
 
 if TYPE_CHECKING:
     from lagwise.data.labelled_rows import LabelledRows

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.process import denormals_as_zero
-from lagwise.training.hardware import describe
+from lagwise.training.machine import describe
 
 
 @dataclass(frozen=True)

@@ -85,10 +85,6 @@ class FormatSource(RowSource):
     format: RowFormat = field(kw_only=True)
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        return tuple(self.format.columns)
-
-    @property
     def usual_decimal(self) -> str:  # type: ignore[override]
         return "."  # some files have no header to tell
 

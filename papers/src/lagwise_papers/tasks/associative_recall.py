@@ -19,7 +19,7 @@ from lagwise.models import LagwiseForCausalLM
 from lagwise.progress import progress_bar
 from lagwise.tasks.base import Sizes, Table, Task, TaskData, require_none, usable_lengths
 from lagwise.tasks.figures import Figures, Log
-from lagwise.tasks.scores import headline_of
+from lagwise.tasks.labelled import headline_of
 from lagwise_papers.data.associative_recall import AssociativeRecall, DrawnExamples
 
 if TYPE_CHECKING:

@@ -82,9 +82,8 @@ def moments_so_far(
         # (x - mean before)(x - mean with it) of Welford's update; zero for the first token.
         between = (centres - mean).square() * (count / earlier)
         variance = (squares[:, None] + ((spread + between) * real[..., None]).cumsum(1)) / count
-        dtype = before.mean.dtype
+        dtype, moments = before.mean.dtype, torch.stack([mean, variance], -1)
         after = Moments(_pair(mean[:, -1], dtype), _pair(variance[:, -1], dtype), seen[:, -1])
-        moments = torch.stack([mean, variance], -1)
         return moments[:, -1:].expand_as(moments) if whole else moments, after
 
 
