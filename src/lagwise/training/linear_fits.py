@@ -183,7 +183,7 @@ def _fit(x: Any, y: np.ndarray, count: int, weights: np.ndarray | None) -> Fit:
     if dense and min(count, x.shape[1]) <= _MAX_LEAVE_ONE_OUT:
         from sklearn.linear_model import RidgeCV
 
-        ridge: Any = RidgeCV(_ALPHAS, scoring="neg_mean_squared_error", store_cv_results=True)
+        ridge: Any = RidgeCV(_ALPHAS, scoring="neg_mean_squared_error", store_cv_results=True)  # type: ignore[unexpected-keyword]
         ridge.fit(x[train], targets[train], None if weights is None else weights[train])
         tried = [*np.moveaxis(ridge.cv_results_.reshape(*targets[train].shape, len(_ALPHAS)), -1, 0)]
     else:
