@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -79,7 +80,7 @@ def circular_convolution(x: Tensor, taps: Tensor, dilation: int, *, mask: Tensor
 
 
 def dilated_prefill(
-    x: Tensor, taps: Tensor, dilation: int, past: Window, seen: Tensor | None = None
+    x: Tensor, taps: Tensor, dilation: int, past: Any, seen: Tensor | None = None
 ) -> tuple[Tensor, Window]:
     """`dilated_convolution` of the next tokens of a stream, whose number before, ``seen``, does not matter.
 
