@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from lagwise.ops import EXACT_ENGINES, toeplitz_matrix, toeplitz_product, toeplitz_reference, truncation_length
-from lagwise.ops.toeplitz import convolution, fast_length, spectral_product
+from lagwise.ops.toeplitz import convolution, fast_length
 
 FAST = tuple(engine for engine in EXACT_ENGINES if engine != "dense")
 
@@ -73,47 +73,6 @@ def test_few_lags_and_direct_sums_are_exactly_local(lags: int, causal: bool, eng
     reach = 250 if causal else 250 - lags // 2
     assert torch.equal(before[:, :reach], after[:, :reach])
     assert torch.equal(before[:, 250 + lags :], after[:, 250 + lags :])
-
-
-def on_a_circle(taps: torch.Tensor, points: int) -> torch.Tensor:
-    """Two-sided taps with lag 0 first and negative lags at the end, transformed to frequencies: real and imaginary
-    parts."""
-    padded = torch.nn.functional.pad(taps, (0, points - taps.shape[1]))
-    spectrum = torch.fft.rfft(padded.roll(-(taps.shape[1] // 2), 1))
-    return torch.stack([spectrum.real, spectrum.imag])
-
-
-@pytest.mark.covers("SKI-TNN §3.3.2")
-@pytest.mark.parametrize(
-    ("length", "reach", "points"),
-    [(1, 1, 2), (2, 2, 4), (63, 63, 126), (64, 30, 128), (64, 64, 200), (1021, 700, 2042)],
-)
-def test_spectral_product_equals_the_dense_matrix(length: int, reach: int, points: int) -> None:
-    """SKI-TNN §3.3.2: values and gradients of a kernel given by its frequencies."""
-    x = torch.randn(2, length, 3, dtype=torch.float64, requires_grad=True)
-    taps = torch.randn(3, 2 * reach - 1, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(x.shape, dtype=x.dtype)
-    y = spectral_product(x, on_a_circle(taps, points))
-    exact = toeplitz_product(x, taps, causal=False, engine="dense")
-    torch.testing.assert_close(y, exact, rtol=0, atol=1e-10)
-    for got, wanted in zip(
-        torch.autograd.grad(y, (x, taps), weight), torch.autograd.grad(exact, (x, taps), weight), strict=True
-    ):
-        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("x", "spectrum", "message"),
-    [
-        (torch.zeros(1, 0, 2), torch.zeros(2, 2, 3), "length >= 1"),
-        (torch.zeros(1, 4, 2), torch.zeros(2, 3, 5), "channels=2"),
-        (torch.zeros(1, 4, 2), torch.zeros(2, 2, 5, dtype=torch.complex64), "real"),
-        (torch.zeros(1, 4, 2), torch.zeros(2, 2, 4), "4 points serve at most 3 tokens, got 4"),
-    ],
-)
-def test_wrong_spectra_are_named(x: torch.Tensor, spectrum: torch.Tensor, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        spectral_product(x, spectrum)
 
 
 @pytest.mark.covers("TNN eq. 5")

@@ -83,7 +83,7 @@ def test_lags_beyond_the_signal_have_no_gradient(monkeypatch: pytest.MonkeyPatch
     assert torch.equal(got[:, 7:12], local.tap_gradient(y, x, -2, 2, 7))
     assert not got[:, :7].any()
     assert not got[:, 12:].any()
-    assert not local.tap_gradient(y, x, 20, 25).any()
+    assert not local.tap_gradient(y, x, 20, 25, 1).any()
 
 
 @pytest.mark.usefixtures("fresh_process")
@@ -119,5 +119,5 @@ def test_many_lags_without_native_code_use_blocks(monkeypatch: pytest.MonkeyPatc
     """PyTorch's methods for few and for many lags agree with each other."""
     monkeypatch.setattr(native, "available", lambda: False)
     y, x = torch.randn(2, 200, 7), torch.randn(2, 200, 7)
-    few, many = local.tap_gradient(y, x, 0, 3), local.tap_gradient(y, x, 0, 30)
+    few, many = local.tap_gradient(y, x, 0, 3, 1), local.tap_gradient(y, x, 0, 30, 1)
     torch.testing.assert_close(few, many[:, :4], rtol=0, atol=1e-4)

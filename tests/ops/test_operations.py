@@ -20,11 +20,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from lagwise.ops import native, operation
 from lagwise.ops.attention import chunked
-from lagwise.ops.fused import linear, network
+from lagwise.ops.fused import layers, network
 from lagwise.ops.fused.average import moving_average
 from lagwise.ops.fused.convolution import gated_convolution, residual_convolutions
-from lagwise.ops.fused.gate import gated_update
-from lagwise.ops.fused.norm import residual_norm
+from lagwise.ops.fused.layers import gated_update, residual_norm
 from lagwise.ops.grid import _gated_grid
 from lagwise.ops.operation import PLAIN, Operation
 from lagwise.ops.packing import move_rows
@@ -109,7 +108,7 @@ CASES = {
     "gated convolution": Case(
         gated_convolution, lambda n: (randn(2, n, 60), randn(20, 3), 0), without="batched gradients, empty"
     ),
-    "layers": Case(linear._joint_linear, lambda n: (randn(2, n, 20), SINGLE, 2, [5, 7], randn(5, 20), randn(7, 20))),
+    "layers": Case(layers._joint_linear, lambda n: (randn(2, n, 20), SINGLE, 2, [5, 7], randn(5, 20), randn(7, 20))),
     "parameters of a network": Case(network._flat, lambda n: (randn(n, 3), randn(n, 8), randn(8))),
     "network": Case(network._layers, lambda n: (randn(n, 3), randn(8 * 3 + 8 * 8 + 16), 2, 8, 1e-6)),
     "cross-entropy": Case(
@@ -141,11 +140,6 @@ CASES = {
     ),
     "convolution of few lags": Case(
         convolution, lambda n: (randn(2, n, 20), randn(20, 9), 4, "auto", 2), without="batched gradients, empty"
-    ),
-    "convolution by a spectrum": Case(
-        convolution,
-        lambda n: (randn(2, n, 20), randn(2, 20, 65), 0, "fft", 1),
-        without="batched gradients, empty, export",
     ),
     "gated convolution by FFT": Case(
         _gated,
@@ -437,7 +431,7 @@ PREDICATES = re.findall(
     "symbolic is_compiling in_graph fused traced differentiable transformed _frozen exporting narrow has_static_value "
     "available few_lags is_tracing cpu_graph callable_directly definitions_only open_length",
 )
-MAX_QUESTIONS = 116
+MAX_QUESTIONS = 103
 
 
 @functools.cache

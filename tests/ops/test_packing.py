@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from lagwise.ops import Layout
-from lagwise.ops.grouping import similar_lengths
-from lagwise.ops.packing import per_document, seq_idx_from_cu_seqlens
+from lagwise.ops.packing import per_document, seq_idx_from_cu_seqlens, similar_lengths
 
 
 def running_sum(x: Tensor, layout: Layout) -> Tensor:

@@ -14,15 +14,14 @@ from lagwise.kernels import RPEKernel
 from lagwise.ops import (
     SKIPlan,
     causal_ski_product,
-    plan_from_tolerance,
     ski_product,
     toeplitz_product,
     toeplitz_reference,
 )
 from lagwise.ops.ski import (
     PLANS,
+    best_plan,
     causal_ski_matrix,
-    ragged_ski_product,
     ski_error,
     ski_reference,
     split_kernel,
@@ -59,7 +58,7 @@ def test_each_ragged_row_equals_w_a_w_transposed(rank: int, degree: int) -> None
     x = tokens * ((place >= 0) & (place < lengths[:, None]))[..., None]
     a = torch.randn(6, 3, 2 * nodes - 1, dtype=torch.float64, requires_grad=True)
     local = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
-    fast = ragged_ski_product(x, a, first, lengths, degree=degree, local=(local, 2))
+    fast = ski_product(x, a, degree=degree, local=(local, 2), rows=(first, lengths, torch.full_like(lengths, rank)))
     exact = torch.zeros_like(x)
     for i, (start, length) in enumerate(zip(first.tolist(), lengths.tolist(), strict=True)):
         row, spare = x[i : i + 1, start : start + length], max(0, nodes - length)
@@ -74,8 +73,9 @@ def test_each_ragged_row_equals_w_a_w_transposed(rank: int, degree: int) -> None
 
 @pytest.mark.parametrize("shape", [(2, 3, 4), (1, 3, 5), (2, 2, 5), (2, 3, 13)])
 def test_coefficients_of_ragged_rows_are_checked(shape: tuple[int, ...]) -> None:
+    rows = (torch.tensor([0, 0]), torch.tensor([6, 4]), torch.tensor([2, 2]))
     with pytest.raises(ValueError, match=r"coefficients must be \(batch=2, channels=3, 2 r - 1\)"):
-        ragged_ski_product(torch.zeros(2, 6, 3), torch.zeros(shape), torch.tensor([0, 0]), torch.tensor([6, 4]))
+        ski_product(torch.zeros(2, 6, 3), torch.zeros(shape), rows=rows)
 
 
 @pytest.mark.covers("SKI-TNN app. B")
@@ -123,7 +123,7 @@ def rpe_taps(decay: float, length: int = 1500) -> Tensor:
 @pytest.mark.parametrize("tolerance", [1e-2, 1e-3, 1e-4])
 def test_a_tolerance_is_met_in_the_maximum_norm(decay: float, tolerance: float) -> None:
     taps = rpe_taps(decay)
-    plan, error = plan_from_tolerance(taps, tolerance)
+    plan, error = best_plan(taps, tolerance)
     assert error <= tolerance
     # The worst signal for lag 1000's row is the sign of the error; any signal is within the bound.
     matrix = _matrix(taps, plan)
@@ -137,13 +137,6 @@ def _matrix(taps: Tensor, plan: SKIPlan) -> Tensor:
     nodes = max(plan.short_nodes, plan.grid(1024).nodes)
     split = split_kernel(taps[:, : plan.width], taps[:, :: plan.spacing][:, :nodes], plan)
     return causal_ski_matrix(*split, plan, 1024)
-
-
-def test_a_kernel_that_is_not_smooth_is_refused_with_the_error() -> None:
-    with pytest.raises(ValueError, match=r"no SKI plan meets tolerance 0.001 .*best: .*e"):
-        plan_from_tolerance(torch.randn(2, 900), 1e-3)
-    with pytest.raises(ValueError, match="positive"):
-        plan_from_tolerance(torch.randn(2, 900), 0)
 
 
 def test_the_end_of_a_kernel_counts_as_error() -> None:

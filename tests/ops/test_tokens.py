@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from lagwise.ops import native
-from lagwise.ops.fused.norm import residual_norm
+from lagwise.ops.fused.layers import residual_norm
 from lagwise.ops.tokens import apply_linear, rms_norm, silu_product
 
 pytestmark = pytest.mark.cpu

@@ -14,7 +14,7 @@ from lagwise.mixers import MIXERS, ChunkedAttention
 from lagwise.mixers.chunked_attention import ChunkState
 from lagwise.ops import Layout
 from lagwise.ops.activations import ACTIVATIONS
-from lagwise.ops.fused.gate import gated_update
+from lagwise.ops.fused.layers import gated_update
 from lagwise.ops.tokens import linears, silu_product, split_linear
 from lagwise.tables import build, check_integer, known
 

@@ -15,7 +15,7 @@ from lagwise.mixers.toeplitz import gated_width
 from lagwise.ops import Layout
 from lagwise.ops.activations import ACTIVATIONS
 from lagwise.ops.fused import autocast_dtype
-from lagwise.ops.fused.norm import residual_norm
+from lagwise.ops.fused.layers import residual_norm
 from lagwise.ops.tokens import apply_linear, linears, rms_norm, silu_product
 from lagwise.tables import Spec, build, known
 

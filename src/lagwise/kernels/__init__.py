@@ -7,8 +7,7 @@ from lagwise.kernels.free import FreeKernel
 from lagwise.kernels.frequency import FrequencyKernel
 from lagwise.kernels.hyena import HyenaKernel
 from lagwise.kernels.rpe import KernelLinear, KernelNetwork, RPEKernel
-from lagwise.kernels.s4 import S4Kernel
-from lagwise.kernels.s4d import DSSKernel, S4DKernel
+from lagwise.kernels.s4d import DSSKernel, S4DKernel, S4Kernel
 from lagwise.kernels.sgconv import SGConvKernel
 from lagwise.kernels.spectral import SpectralKernel
 from lagwise.kernels.warped import WarpedKernel

@@ -142,12 +142,6 @@ class LagKernel(KeepsFloat32):
             f"{type(self).__name__} has no state-space form; `lagwise.ops.reduce_taps` finds one from its taps"
         )
 
-    def spectrum(self, points: int) -> Tensor | None:
-        """The spectrum of the kernel wrapped around a circle of this many points, as `spectral_product` takes it, or
-        None if the kernel is not parameterised in the frequency domain. Signals of at most ``points / 2`` tokens can
-        then skip the inverse FFT."""
-        return None
-
     @property
     def support(self) -> int | None:
         """Number of lags on one side; None if it is infinite. Taps from this lag on are zero, or below rounding in the
@@ -232,7 +226,7 @@ def cached(
     entries = _latest.get(module)
     entry = None if entries is None else entries.get(kind)
     key = key, tuple(torch.is_autocast_enabled(device) for device in ("cpu", "cuda", "mps"))
-    if entry is not None and entry.key == key and (_equal(entry, module, parts) if by_value else _untouched(entry)):
+    if entry is not None and entry.key == key and _unchanged(entry, module, parts, by_value):
         return entry.result
     owners = module.modules() if parts else (module,)
     tables = [t for part in owners for t in (part._parameters, part._buffers, *([part._modules] if parts else []))]
@@ -262,32 +256,21 @@ def _settings(module: nn.Module, parts: bool) -> list[Any]:
     return [(type(part), *item) for part in owners for item in vars(part).items() if isinstance(item[1], plain)]
 
 
-def _untouched(entry: _Entry) -> bool:
-    """Whether the module has the parts and parameters, unwritten, that it had when the result was computed."""
+def _unchanged(entry: _Entry, module: nn.Module, parts: bool, by_value: bool) -> bool:
+    """Whether the module has the parts and parameters, by value and with their settings or unwritten, that it had when
+    the result was computed."""
     if any(len(table) != size for table, size in entry.tables):
         return False
+    if by_value and (entry.copies is None or entry.settings != _settings(module, parts)):
+        return False
+    copies = iter(entry.copies or ())
     for table, name, value, mark in entry.members:
         present = table.get(name)
-        if present is not value or (mark is not None and _mark(present) != mark):
-            return False
-    return True
-
-
-def _equal(entry: _Entry, module: nn.Module, parts: bool) -> bool:
-    """Whether the module has the parts, settings and parameter values that it had when the result was computed."""
-    if entry.copies is None or any(len(table) != size for table, size in entry.tables):
-        return False
-    if entry.settings != _settings(module, parts):
-        return False
-    copies = iter(entry.copies)
-    for table, name, value, mark in entry.members:
-        present = table.get(name)
-        if mark is None:
-            same = present is value
-        else:
+        if by_value and mark is not None:
             before = next(copies)
-            same = isinstance(present, Tensor) and before.dtype == present.dtype and torch.equal(before, present)
-        if not same:
+            if not isinstance(present, Tensor) or before.dtype != present.dtype or not torch.equal(before, present):
+                return False
+        elif present is not value or (mark is not None and _mark(present) != mark):
             return False
     return True
 

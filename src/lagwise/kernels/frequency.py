@@ -105,14 +105,6 @@ class FrequencyKernel(LagKernel):
             even, odd = parts[0] @ even, parts[1] @ odd
             return joined_sides(even + odd, F.pad((even - odd)[:, 1:], (1, 0)))
 
-    def spectrum(self, points: int) -> Tensor | None:
-        """See `LagKernel.spectrum`: a two-sided kernel as the network gives it, without a transform."""
-        if self.causal or points != 2 * self.grid:
-            return None
-        with self._full_precision():
-            matrix, features, inside, _ = self._parts()
-            return matrix.unflatten(0, (2, -1)) @ torch.stack([features, features * inside])
-
     def _parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The last layer and its bias as a matrix, the features of the network on the grid with a constant for that
         bias, ``(hidden + 1, grid + 1)``, and `_tables` but the angles."""

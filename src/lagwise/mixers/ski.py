@@ -21,14 +21,13 @@ from lagwise.ops.ski import (
     best_plan,
     interpolation_matrix,
     prolong,
-    ragged_ski_product,
     restrict,
     row_spacing,
     ski_error,
     split_kernel,
 )
 from lagwise.ops.toeplitz import convolution
-from lagwise.ops.window import Window, extended, ordered, ring_of, ring_product, ring_tokens, ring_write, spaced
+from lagwise.ops.window import Window, extended, ring_of, ring_product, ring_tokens, ring_write, spaced
 from lagwise.tables import check_integer
 
 _FIRST_NODES = 64
@@ -91,7 +90,7 @@ class CausalSKI:
 
     Options:
         spacing, width, degree: as in `SKIPlan` (8, 64, 1).
-        tolerance: instead of these, use the plan that `plan_from_tolerance` chooses for the current kernel at every
+        tolerance: instead of these, use the plan that `best_plan` chooses for the current kernel at every
             forward pass and at the start of every stream, or the most accurate one, with a warning, if none meets it.
             `torch.export` needs a plan.
 
@@ -151,7 +150,7 @@ class CausalSKI:
 
     @torch.no_grad()
     def choose(self, kernel: LagKernel) -> tuple[SKIPlan, float]:
-        """The plan for a causal kernel with its current parameters, and its error as `plan_from_tolerance` estimates
+        """The plan for a causal kernel with its current parameters, and its error as `best_plan` estimates
         it."""
         support = kernel.support
         lags = SAMPLED_LAGS if support is None else min(support, SAMPLED_LAGS)
@@ -244,7 +243,8 @@ class CausalSKI:
             return F.pad(rows, (0, 0, first, size - rows.shape[1] - first))
 
         new = x.to(taps.short.dtype)
-        past = ordered(state.tail, state.seen)
+        assert isinstance(state.tail, Window)
+        past = state.tail.tokens
         past = past[:, max(0, past.shape[1] - plan.width + 1) :].to(new.dtype)
         near = convolution(torch.cat([past, new], 1), taps.short.t().flip(1), 0, "direct")[:, past.shape[1] :]
         after = state._replace(tail=extended(state.tail, new, state.seen), seen=seen)
@@ -379,7 +379,7 @@ class TwoSidedSKI:
             (lags,) = cached_tables(_row_tables, *sizes, like=like)
         coefficients = kernel.smooth_at(lags.flatten()).reshape(-1, *lags.shape).transpose(0, 1)
         local = kernel.local_taps()
-        return ragged_ski_product(x, coefficients, first, lengths, nodes=nodes, degree=self.degree, local=local)
+        return ski_product(x, coefficients, degree=self.degree, local=local, rows=(first, lengths, nodes))
 
     def _nodes(self, length: int) -> int:
         """Return the number of inducing points of a text that has at least as many tokens."""

@@ -29,7 +29,7 @@ from lagwise.ops.streaming import (
     WindowState,
     due_step,
 )
-from lagwise.ops.toeplitz import dilated_prefill, fast_length, gated_product, reachable_taps, spectral_product
+from lagwise.ops.toeplitz import dilated_step, gated_product, reachable_taps
 from lagwise.ops.tokens import apply_linear, linears, silu_product, with_biases
 from lagwise.tables import build, known
 
@@ -60,9 +60,6 @@ class Exact:
             if limit is not None and layout.mask is not None and not symbolic(x.shape[1]) and x.shape[1] > limit:
                 return from_first_token(lambda x, _: mixer.product(x), x, layout.mask), None  # padding does not count
             return mixer.product(x), None
-        if isinstance(state, WindowState):
-            y, ring = dilated_prefill(x, mixer.derived().taps, 1, *state)
-            return y, WindowState(ring, state.seen + x.shape[1])
         if kernel.max_length is not None:
             kernel.check_length(state.seen + x.shape[1])
         y, state = online_prefill(x, state)
@@ -72,6 +69,9 @@ class Exact:
         """`Mixer.mix_token`."""
         if isinstance(state, DueState):
             return due_step(x, state, mixer.derived().near)
+        if isinstance(state, WindowState):
+            y, ring = dilated_step(x, mixer.derived().taps.flip(1).t(), 1, *state)
+            return y, WindowState(ring, state.seen + 1)
         y, state = self.mix(mixer, x[:, None], state, Layout())
         return y[:, 0], state
 
@@ -242,27 +242,19 @@ class ToeplitzMixer(Derived, Mixer):
         return shard.by_channels(lambda x, layout: share.mix(x, None, layout)[0], x)
 
     def product(self, x: Tensor) -> Tensor:
-        """The product of whole rows with the kernel's taps or spectrum, or, on a GPU, of a state space by its
-        recurrence."""
+        """The product of whole rows with the kernel's taps, or, on a GPU, of a state space by its recurrence."""
         kernel = self.kernel
         if isinstance(kernel, DiagonalKernel) and kernel.few_modes and fused(x) and self.engine == "auto":
             ((decay, angle, weight, direct),) = kernel.sides()
             return moving_average(x, weight, -decay, direct, angle)
-        spectrum = self._spectrum(x.shape[1])
-        if spectrum is not None:
-            return spectral_product(x, spectrum)
         return toeplitz_product(x, self.taps(x.shape[1]), causal=self.causal, engine=self.engine)
 
     def gated(self, gate: Tensor, value: Tensor, biases: Tensor | None, layout: Layout) -> Tensor:
         """``silu(gate) * forward(silu(value))`` of whole rows: in fewer passes where kernels on a GPU or loops in C
         compute it. biases: as of `gated_product`."""
-        if self.gates(layout) and not symbolic(value.shape[1]):
-            kernel, origin = self._spectrum(value.shape[1]), 0
-            if kernel is None:
-                kernel, origin = reachable_taps(self.taps(value.shape[1]), value.shape[1], self.causal)
-            mixed = gated_product(gate, value, kernel, origin, self.engine, biases)
-            if mixed is not None:
-                return mixed
+        if self.gates(layout) and not symbolic(value.shape[1]) and self.engine in ("auto", "fft", "overlap_save"):
+            taps, origin = reachable_taps(self.taps(value.shape[1]), value.shape[1], self.causal)
+            return gated_product(gate, value, taps, origin, self.engine, biases)
         gate, value = with_biases(gate, value, biases)
         return silu_product(gate, self(F.silu(value), layout=layout))
 
@@ -288,12 +280,6 @@ class ToeplitzMixer(Derived, Mixer):
             return taps if symbolic(length) else taps[:, :length]
         support = self.kernel.support
         return cached_taps(self.kernel, support if symbolic(length) and support else length)
-
-    def _spectrum(self, length: int) -> Tensor | None:
-        """The kernel's own spectrum, if it is one on the circle that a product of this length uses."""
-        if symbolic(length) or self.engine not in ("auto", "fft"):
-            return None
-        return self.kernel.spectrum(fast_length(2 * length - 1))
 
 
 class GTU(Mixer):

@@ -4,7 +4,7 @@ from lagwise.ops.attention import chunked_attention
 from lagwise.ops.packing import Layout
 from lagwise.ops.product import ENGINES, EXACT_ENGINES, toeplitz_product, toeplitz_reference
 from lagwise.ops.recurrence import Modes, Reduction, block_scan, ema_scan, reduce_taps
-from lagwise.ops.ski import SKIPlan, causal_ski_product, plan_from_tolerance, ski_product
+from lagwise.ops.ski import SKIPlan, causal_ski_product, ski_product
 from lagwise.ops.streaming import online_prefill
 from lagwise.ops.toeplitz import dilated_convolution, toeplitz_matrix, truncation_length
 
@@ -21,7 +21,6 @@ __all__ = [
     "dilated_convolution",
     "ema_scan",
     "online_prefill",
-    "plan_from_tolerance",
     "reduce_taps",
     "ski_product",
     "toeplitz_matrix",

@@ -55,9 +55,9 @@ def gated_grid_product(
         shapes = f"{tuple(rows.shape)} and {tuple(columns.shape)}"
         raise ValueError(f"taps must be (channels={gate.shape[2]}, n_taps), got {shapes}")
     args = (gate, value, rows, columns, biases, width)
-    if overwrite_gate and callable_directly(*args) and _gated_grid.chosen(*args) == "loop":
-        lags = _both_lags(gate, rows, columns, width)
-        return native.overwritten_grid(gate, value, *lags, biases)
+    if overwrite_gate and gate.is_contiguous() and callable_directly(*args) and _gated_grid.chosen(*args) == "loop":
+        native.grid_into(gate, gate, value, *_both_lags(gate, rows, columns, width), biases)
+        return gate
     return _gated_grid(*args)
 
 
@@ -80,10 +80,10 @@ class _Loop(Engine):
         return single and few and fitting(biases, gate) and native.serves(gate, value, rows, columns)
 
     @staticmethod
-    def forward(
+    def evaluate(
         gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, biases: Tensor | None, width: int
-    ) -> tuple[Tensor, Values]:
-        return native.gated_grid(gate, value, *_both_lags(gate, rows, columns, width), biases), ()
+    ) -> Tensor:
+        return native.gated_grid(gate, value, *_both_lags(gate, rows, columns, width), biases)
 
     @staticmethod
     def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
@@ -92,7 +92,7 @@ class _Loop(Engine):
         gradients = native.gated_grid_gradients(grads[0], gate, value, *lags, biases)
         *both, of_rows, of_columns, of_biases = gradients
         of_taps = (_cut(each, taps) for each, taps in ((of_rows, rows), (of_columns, columns)))
-        return *both, *of_taps, of_biases if needs_grad[4] else None, None
+        return *both, *of_taps, of_biases if needs_grad[4] else None
 
 
 def _both_lags(gate: Tensor, rows: Tensor, columns: Tensor, width: int) -> tuple[Tensor, Tensor]:

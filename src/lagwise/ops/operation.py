@@ -10,7 +10,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,6 @@ from torch.utils._device import DeviceContext
 
 # One concept: how a call becomes a computation. Modes, operators and classes of operations are of no use alone.
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 Values = Sequence[Any]  # tensors, and None or numbers among them
 PLAIN = "plain"  # the name of an operation's definition among its engines
 _preferred = os.environ.get("LAGWISE_ENGINE", "")
@@ -184,14 +183,14 @@ class Engine:
         dtypes and sizes alone."""
         return True
 
-    @staticmethod
-    def forward(*args: Any) -> tuple[Tensor | tuple[Tensor, ...], Values]:
-        """The results, and what `backward` needs beside the arguments."""
-        raise NotImplementedError
+    @classmethod
+    def forward(cls, *args: Any) -> tuple[Any, Values]:
+        """The results, and what `backward` needs beside the arguments. By default that is nothing."""
+        return cls.evaluate(*args), ()
 
     @classmethod
     def evaluate(cls, *args: Any) -> Any:
-        """The results, where nothing needs a gradient."""
+        """The results, where nothing needs a gradient. An engine defines this, or `forward`."""
         return cls.forward(*args)[0]
 
     @staticmethod
@@ -258,24 +257,46 @@ class Operation:
             constants, results, saved: Names, separated by spaces, of the last tensors, which have no gradient; of the
                 results; and of the tensors that the engine saves.
         """
+        parameters = list(inspect.signature(self.definition, eval_str=True).parameters.values())
+        count = sum(p.annotation in (Tensor, Tensor | None) for p in parameters)
+        n_tensors, n_results, n_saved = count - len(constants.split()), len(results.split()), len(saved.split())
 
-        def serving(args: Values) -> type[Engine] | None:
-            return engine or self.engines.get(self.chosen(*args))
+        def compute(*arguments: Any) -> Any:
+            served_by = engine or self._serving(*arguments)
+            outputs, tensors = served_by.forward(*arguments) if served_by else (self.plain(*arguments), ())
+            outputs = [outputs] if isinstance(outputs, Tensor) else outputs
+            outputs = _separate([*outputs, *(tensors if n_saved else ())], arguments)
+            return outputs[0] if len(outputs) == 1 else outputs
 
-        def compute(*args: Any) -> Any:
-            served_by = serving(args)
-            values, tensors = (self.plain(*args), ()) if served_by is None else served_by.forward(*args)
-            return (*([values] if isinstance(values, Tensor) else values), *(tensors if saved else ()))
+        def derive(grads: list[Tensor], inputs: list[Tensor | None], kept: list[Tensor], *numbers: Any) -> list[Tensor]:
+            needs_grad = [n < n_tensors and x is not None for n, x in enumerate((*inputs, *numbers))]
+            computed = self.gradients((*inputs, *numbers), kept, grads, needs_grad, engine=engine)
+            pairs = [(g, x) for g, x in zip(computed, inputs[:n_tensors], strict=False) if x is not None]
+            return [torch.zeros_like(x) if g is None else g.to(x.dtype).contiguous() for g, x in pairs]
 
-        def gradients(args: Values, tensors: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
-            served_by = serving(args)
-            if served_by is None:
-                return _by_autograd(self.plain, args, sum(needs_grad), grads)
-            return served_by.backward(args, tensors, grads, needs_grad)
+        typed = _typed(parameters)
+        schema = f"({', '.join(typed)}) -> {_tensors(n_results + n_saved)}"
+        operator = torch.library.custom_op(f"lagwise::{name}", compute, mutates_args=(), schema=schema)
+        lists = ["Tensor[] grads", "Tensor?[] inputs", "Tensor[] kept", *typed[count:]]
+        schema = f"({', '.join(lists)}) -> Tensor[]"
+        backward = torch.library.custom_op(f"lagwise::{name}_gradients", derive, mutates_args=(), schema=schema)
 
-        self._where, self._results = where, len(results.split())
-        counts = {"constants": len(constants.split()), "results": self._results, "saved": len(saved.split())}
-        self._operator = graph_operator(name, compute, gradients, like, definition=self.definition, **counts)
+        def save(ctx: Any, *, inputs: Any, output: Any) -> None:
+            ctx.save_for_backward(*inputs[:count], *(output[n_results:] if n_saved else ()))
+            ctx.numbers = inputs[count:]
+
+        def differentiate(ctx: Any, *grads: Tensor) -> Any:
+            saved, grads = ctx.saved_tensors, tuple(grad.contiguous() for grad in grads[:n_results])
+            computed = iter(backward(list(grads), list(saved[:count]), list(saved[count:]), *ctx.numbers))
+            of_tensors = [None if x is None else next(computed) for x in saved[:n_tensors]]
+            return *of_tensors, *([None] * (len(parameters) - n_tensors))
+
+        operator.register_fake(like)
+        backward.register_fake(
+            lambda _, inputs, *__: [x.new_empty(x.shape) for x in inputs[:n_tensors] if x is not None]
+        )
+        operator.register_autograd(differentiate, setup_context=save)
+        self._operator, self._where, self._results = operator, where, n_results
 
     def __call__(self, *args: Any) -> Any:
         if len(args) < self._count:
@@ -287,11 +308,31 @@ class Operation:
             if isinstance(outputs, Tensor):
                 return outputs
             return outputs[0] if self._results == 1 else tuple(outputs[: self._results])
-        name = self.chosen(*args)
-        if name == PLAIN:
+        engine = self._serving(*args)
+        if engine is None:
             return self.plain(*args)
-        engine = self.engines[name]
         return _Call.apply(self.plain, engine, *args) if torch.is_grad_enabled() else engine.evaluate(*args)
+
+    def _serving(self, *args: Any) -> type[Engine] | None:
+        return self.engines.get(self.chosen(*args))
+
+    def gradients(
+        self,
+        args: Values,
+        saved: Values,
+        grads: Values,
+        needs_grad: Sequence[bool],
+        *,
+        engine: type[Engine] | None = None,
+    ) -> Values:
+        """Compute gradients by an engine, or by that which serves, where autograd records nothing."""
+        engine = engine or self._serving(*args)
+        if engine is not None:
+            return engine.backward(args, saved, grads, needs_grad)
+        # Operators run below autograd, so the thread's dispatch keys are restored for autograd to record.
+        with torch._C._ForceDispatchKeyGuard(_INCLUDED, _EXCLUDED), torch.enable_grad():
+            sources = [each.detach().requires_grad_() if n else each for each, n in zip(args, needs_grad, strict=True)]
+            return differentiable_gradients(self.plain, sources, needs_grad, grads, again=False)
 
     def chosen(self, *args: Any) -> str:
         """The name of the engine that an eager call with these arguments takes."""
@@ -364,69 +405,18 @@ def differentiable_gradients(
 
 _SCHEMA = {
     Tensor: "Tensor", Tensor | None: "Tensor?", int: "SymInt", float: "float", bool: "bool", str: "str",
-    torch.dtype: "ScalarType", list[int]: "SymInt[]",
+    torch.dtype: "ScalarType", list[int]: "SymInt[]", list[Tensor]: "Tensor[]",
 }  # fmt: skip
 
 
-def graph_operator(
-    name: str,
-    compute: Callable[..., Any],
-    gradients: Callable[..., Any] | None,
-    like: Callable[..., Any],
-    *,
-    definition: Callable[..., Any] | None = None,
-    constants: int = 0,
-    results: int = 1,
-    saved: int = 0,
-) -> Callable[..., Any]:
-    """The operator ``lagwise::NAME``, to be called where `in_graph`, as `Operation.in_graphs` does.
+def _typed(parameters: Sequence[inspect.Parameter], writes: Iterable[str] = ()) -> list[str]:
+    """Return parameters as an operator's schema has them."""
+    kinds = [f"Tensor(a{n}!)" if p.name in writes else _SCHEMA[p.annotation] for n, p in enumerate(parameters)]
+    return [f"{kind} {p.name}" for kind, p in zip(kinds, parameters, strict=True)]
 
-    Parameters of compute (or of the definition) are annotated, tensors before numbers; the last ``constants`` tensors
-    have no gradient. compute returns so many results, and what is saved. gradients returns a gradient of each tensor
-    from the arguments, what was saved, the gradients of the results, and which arguments need one; None is autograd's,
-    for which compute is called again. like returns new tensors like those of compute.
-    """
-    parameters = inspect.signature(definition or compute, eval_str=True).parameters.values()
-    count = sum(p.annotation in (Tensor, Tensor | None) for p in parameters)
-    n_tensors, n_outputs = count - constants, results + saved
-    needs_grad = [True] * n_tensors + [False] * (len(parameters) - n_tensors)
 
-    def apart(*arguments: Any) -> Any:
-        outputs = compute(*arguments)
-        outputs = _separate((outputs,) if isinstance(outputs, Tensor) else outputs, arguments)
-        return outputs[0] if n_outputs == 1 else outputs
-
-    def derive(grads: list[Tensor], inputs: list[Tensor | None], saved: list[Tensor], *numbers: Any) -> list[Tensor]:
-        args = (*inputs, *numbers)
-        if gradients is None:
-            computed = _by_autograd(compute, args, n_tensors, grads)
-        else:
-            computed = gradients(args, saved, grads, needs_grad)
-        pairs = [(g, x) for g, x in zip(computed, inputs[:n_tensors], strict=False) if x is not None]
-        return [torch.zeros_like(x) if g is None else g.to(x.dtype).contiguous() for g, x in pairs]
-
-    typed = [f"{_SCHEMA[p.annotation]} {p.name}" for p in parameters]
-    returned = "Tensor" if n_outputs == 1 else f"({', '.join(['Tensor'] * n_outputs)})"
-    schema = f"({', '.join(typed)}) -> {returned}"
-    operator = torch.library.custom_op(f"lagwise::{name}", apart, mutates_args=(), schema=schema)
-    lists = ["Tensor[] grads", "Tensor?[] inputs", "Tensor[] kept", *typed[count:]]
-    schema = f"({', '.join(lists)}) -> Tensor[]"
-    backward = torch.library.custom_op(f"lagwise::{name}_gradients", derive, mutates_args=(), schema=schema)
-
-    def save(ctx: Any, *, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs[:count], *(output[results:] if saved else ()))
-        ctx.numbers = inputs[count:]
-
-    def differentiate(ctx: Any, *grads: Tensor) -> Any:
-        saved, grads = ctx.saved_tensors, tuple(grad.contiguous() for grad in grads[:results])
-        computed = iter(backward(list(grads), list(saved[:count]), list(saved[count:]), *ctx.numbers))
-        of_tensors = [None if x is None else next(computed) for x in saved[:n_tensors]]
-        return *of_tensors, *([None] * (count - n_tensors + len(ctx.numbers)))
-
-    operator.register_fake(like)
-    backward.register_fake(lambda _, inputs, *__: [x.new_empty(x.shape) for x in inputs[:n_tensors] if x is not None])
-    operator.register_autograd(differentiate, setup_context=save)
-    return operator
+def _tensors(count: int) -> str:
+    return "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
 
 
 def _separate(results: Iterable[Tensor], inputs: Iterable[Any]) -> tuple[Tensor, ...]:
@@ -439,35 +429,39 @@ def _separate(results: Iterable[Tensor], inputs: Iterable[Any]) -> tuple[Tensor,
     return tuple(apart)
 
 
-def _by_autograd(compute: Callable[..., Any], args: Values, count: int, grads: Values) -> list[Tensor | None]:
-    """Compute gradients of the first ``count`` arguments. Custom operators run below autograd, so the thread's dispatch
-    keys are restored for autograd to record."""
-    with torch._C._ForceDispatchKeyGuard(_INCLUDED, _EXCLUDED), torch.enable_grad():
-        sources = [None if x is None else x.detach().requires_grad_() for x in args[:count]]
-        needs_grad = [x is not None for x in sources] + [False] * (len(args) - count)
-        return differentiable_gradients(compute, [*sources, *args[count:]], needs_grad, grads, again=False)
-
-
 def loop_operator(
     like: Callable[..., Any], namespace: str = "lagwise", *, writes: Iterable[str] = ()
-) -> Callable[[_Function], _Function]:
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate a function of tensors that calls a loop in C, or a kernel on a GPU, so that it works on whatever tensors
     PyTorch has: fake, traced and batched ones too.
 
     It becomes the operator ``NAMESPACE::NAME``, without a gradient, which writes to the arguments of the names
-    ``writes``; ``like`` returns new tensors like the results, for the same arguments. A call that can be made directly
+    ``writes``. ``like`` returns new tensors like the results, for the same arguments: the function gets these as its
+    keyword-only arguments, to fill, or returns results of its own. A call that can be made directly
     (`callable_directly`) skips PyTorch's dispatcher, which saves 30 microseconds.
     """
 
-    def decorate(function: _Function) -> _Function:
-        name = f"{namespace}::{function.__name__}"
-        operator = torch.library.custom_op(name, function, mutates_args=tuple(writes))
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        parameters = inspect.signature(function, eval_str=True).parameters.values()
+        given = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
+        names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+
+        def fill(*arguments: Any) -> Any:
+            results = like(*arguments)
+            function(*arguments, **dict(zip(names, [results] if len(names) == 1 else results, strict=True)))
+            return results
+
+        compute, name = fill if names else function, f"{namespace}::{function.__name__}"
+        returned = inspect.signature(function, eval_str=True).return_annotation
+        count = len(names) or len(get_args(returned)) or int(returned is Tensor)
+        schema = f"({', '.join(_typed(given, writes))}) -> {_tensors(count)}"
+        operator = torch.library.custom_op(name, compute, mutates_args=tuple(writes), schema=schema)
         operator.register_fake(like)
 
         @functools.wraps(function)
         def call(*arguments: Any) -> Any:
-            return function(*arguments) if callable_directly(*arguments) else operator(*arguments)
+            return compute(*arguments) if callable_directly(*arguments) else operator(*arguments)
 
-        return cast(_Function, call)
+        return call
 
     return decorate

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.grouping import similar_lengths
 from lagwise.ops.host import note_host_copy, on_device, on_host
 from lagwise.ops.operation import Engine, Values, device_check, operation, surely, traced, with_open_sizes
 
@@ -19,6 +18,7 @@ from lagwise.ops.operation import Engine, Values, device_check, operation, surel
 _COMPACT_BELOW = 0.8
 _GROUPS = 6  # max. groups of documents of similar lengths: more would hardly save padding (docs/log.md)
 _GROUPS_OF_GRAPHS = 3  # max. groups in a graph, each of which is compiled
+_COST_OF_A_GROUP = 100  # tokens that could be computed during the calls of a group
 _FILLED = 4  # tokens of documents that fill a group in a graph: so that even one less is not 1
 
 
@@ -251,13 +251,10 @@ class Layout:
 
 
 class Bucket(NamedTuple):
-    """Documents of similar length as a padded batch.
+    """Documents of similar length as a padded batch, and its layout.
 
-    Attributes:
-        source: the position in the flattened batch of every position of the padded one, ``(documents, longest)``; at
-            padding that of any token.
-        target: like it, but one past the last of the flattened batch at padding.
-        layout: the layout of the padded batch.
+    Shapes: source and target ``(documents, longest)``, the position in the flattened batch of every position of the
+    padded one; at padding, that of any token, and one past the last.
     """
 
     source: Tensor
@@ -271,17 +268,9 @@ def per_document(mix: Callable[[Tensor, Layout], Tensor], x: Tensor, layout: Lay
     Formula: cut each row where ``seq_idx`` changes, pad documents of similar length to the longest of them, mix each
     such batch, and put the outputs back in place. Documents of only padding give zeros.
 
-    Args:
-        mix: Called as ``mix(padded, its_layout)`` with a batch that is zero at padding; returns as many tokens, with
-            any number of channels.
-        x: ``(batch, length, channels)``.
-        layout: Must have a seq_idx.
-
-    Returns:
-        ``(batch, length, channels)``, with the channels that mix returns.
-
-    Raises:
-        ValueError: If the layout does not fit x.
+    Shapes: x and result ``(batch, length, channels)``, with the channels that mix returns: it is called as
+    ``mix(padded, its_layout)`` with a batch that is zero at padding. The layout must have a seq_idx. ValueError if it
+    does not fit x.
     """
     layout.check(*x.shape[:2])
     flat = x.flatten(0, 1)
@@ -342,6 +331,36 @@ def _groups(layout: Layout, max_groups: int, graph: bool) -> list[tuple[Tensor, 
     return buckets
 
 
+def similar_lengths(lengths: Tensor, max_groups: int, *, min_rows: int = 1) -> list[Tensor]:
+    """Return groups of documents of similar lengths: those that pad the fewest tokens, where a group of k documents is
+    padded to ``max(k, min_rows)`` times its longest, and costs a hundred tokens.
+
+    Shapes: lengths ``(documents,)``. Returns the indices of each group's documents, at most ``max_groups`` groups from
+    the shortest to the longest.
+
+    >>> [group.tolist() for group in similar_lengths(torch.tensor([900, 4, 1000, 5]), 4)]
+    [[1, 3], [0, 2]]
+    """
+    if not len(lengths):
+        return []
+    sizes, size, counts = lengths.unique(return_inverse=True, return_counts=True)
+    before = F.pad(counts.cumsum(0), (1, 0))
+    # of a group from one size to another; there are few sizes, as their sum is at most the number of tokens
+    cost = (before[1:] - before[:-1, None]).clamp(min=min_rows) * sizes + _COST_OF_A_GROUP
+    cost = cost.masked_fill(torch.ones_like(cost, dtype=torch.bool).tril(-1), torch.iinfo(cost.dtype).max // 4)
+    totals, starts = [cost[0]], []  # cost of the sizes up to each, and start of its last group
+    for _ in range(min(max_groups, len(sizes)) - 1):
+        total, start = (totals[-1][:-1, None] + cost[1:]).min(0)
+        totals.append(total)
+        starts.append(start + 1)
+    groups, end = [], len(sizes)
+    for index in range(int(torch.stack(totals)[:, -1].argmin()), -1, -1):
+        start = int(starts[index - 1][end - 1]) if index else 0
+        groups.append(((size >= start) & (size < end)).nonzero()[:, 0])
+        end = start
+    return groups[::-1]
+
+
 def _compacted(layout: Layout) -> tuple[Tensor, Tensor | None, Tensor] | None:
     """Positions, mask and documents of `Layout.compact`."""
     mask = _mask(layout)
@@ -360,14 +379,13 @@ def _compacted(layout: Layout) -> tuple[Tensor, Tensor | None, Tensor] | None:
 
 
 def _holes(layout: Layout) -> Tensor:
-    """Tell where padding is between two tokens of a document: rows, ``(batch,)``, or tokens of packed rows after such
-    padding, ``(batch, length)``."""
+    """Mark tokens after padding that is between them and another token of their document, ``(batch, length)``."""
     mask = _mask(layout)
-    if layout.seq_idx is None:
-        return mask[:, 0] + (mask[:, 1:] > mask[:, :-1]).sum(1) > 1
     index = torch.arange(mask.shape[1], device=mask.device)
     before = F.pad(torch.where(mask, index, -1).cummax(1).values[:, :-1], (1, 0), value=-1)
     after = mask & (before >= 0) & (before < index - 1)
+    if layout.seq_idx is None:
+        return after
     document = document_numbers(layout.seq_idx)
     return after & (document == document.gather(1, before.clamp(min=0)))
 
@@ -428,13 +446,8 @@ def from_first_token(mix: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, 
     Formula: every row is moved so that its first real token is at position 0, mixed, and moved back. Positions after
     the longest text are left out, and are zero in the result.
 
-    Args:
-        mix: Called as ``mix(moved, its_mask)``; returns as many tokens, with any number of channels.
-        x: ``(batch, length, channels)``, zero at padding.
-        mask: ``(batch, length)``, boolean, or None.
-
-    Returns:
-        ``(batch, length, channels)``, with the channels that mix returns.
+    Shapes: x ``(batch, length, channels)``, zero at padding; mask ``(batch, length)``, boolean, or None. ``mix(moved,
+    its_mask)`` returns as many tokens, with any number of channels, as has the result.
     """
     if mask is None:
         return mix(x, None)

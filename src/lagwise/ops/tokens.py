@@ -11,9 +11,7 @@ from torch import Tensor, nn
 
 from lagwise.ops import native
 from lagwise.ops.fused import fused
-from lagwise.ops.fused import gate as gate_kernels
-from lagwise.ops.fused.linear import joint_linear
-from lagwise.ops.fused.norm import residual_norm
+from lagwise.ops.fused.layers import SiluProduct, joint_linear, residual_norm
 from lagwise.ops.operation import Engine, Values, intercepted, is_plain_parameter, operation
 
 _FORWARD = nn.Linear.forward
@@ -56,19 +54,17 @@ def silu_product(gate: Tensor, value: Tensor, biases: Tensor | None = None) -> T
     return F.silu(gate) * value
 
 
-silu_product.engine("triton")(gate_kernels.SiluProduct)
+silu_product.engine("triton")(SiluProduct)
 
 
 @silu_product.engine("loop")
 class _SiluProduct(Engine):
+    evaluate = staticmethod(lambda *args: native.silu_product(*args))
+
     @staticmethod
     def serves(gate: Tensor, value: Tensor, biases: Tensor | None) -> bool:
         same = gate.shape == value.shape and gate.dtype == value.dtype and fitting(biases, gate)
         return same and native.serves(gate, value, min_elements=native.MIN_ELEMENTS)
-
-    @staticmethod
-    def forward(gate: Tensor, value: Tensor, biases: Tensor | None) -> tuple[Tensor, Values]:
-        return native.silu_product(gate, value, biases), ()
 
     @staticmethod
     def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:

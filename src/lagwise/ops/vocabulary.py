@@ -20,17 +20,12 @@ def chunked_cross_entropy(
 
     Formula: ``sum_i logsumexp(s_i) - s_{i, label_i}`` with ``s_i = W x_i + b``, over rows with a label.
 
-    Args:
-        x: ``(n, d)``.
-        weight: W ``(classes, d)``.
-        bias: b ``(classes,)``, or None.
-        labels: ``(n,)``; -100 for a row without one.
-        rows: Rows of a chunk.
-        dtype: In which matrices are multiplied, as under autocast. Sums over classes and rows are in float32.
+    Shapes: x ``(n, d)``; W ``(classes, d)``; b ``(classes,)``, if any; labels ``(n,)``, -100 for a row without one.
+    ``rows`` is that of a chunk. Matrices are multiplied in dtype, as under autocast; sums over classes and rows are in
+    float32.
 
-    Returns:
-        A number in float32. Gradients are computed in the forward pass, so that logits are computed once; the weight's
-        is added up in float32. Second derivatives and transforms take the logits of all rows at once.
+    Returns a number in float32. Gradients are computed in the forward pass, so that logits are computed once; the
+    weight's is added up in float32. Second derivatives and transforms take the logits of all rows at once.
 
     `torch.nn.functional.linear_cross_entropy` does the same in float32, but rounds the sum itself in half precision.
     """

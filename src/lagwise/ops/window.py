@@ -224,14 +224,10 @@ class Recent(NamedTuple):
 
 
 def extended(past: Window | Tensor, x: Tensor, seen: Tensor) -> Window | Tensor:
-    """The window after the next tokens ``(batch, n, channels)``; the old one stays valid."""
+    """The window after the next tokens ``(batch, n, channels)``, one for a ring; the old one stays valid."""
     if isinstance(past, Window):
         return past.append(x)
-    if x.shape[1] == 1:
-        return ring_write(past, x[:, 0], seen)
-    n, positions = x.shape[1], torch.arange(past.shape[1], device=past.device)  # a graph may leave n open
-    tokens = torch.cat([ring_tokens(past, seen), x.to(past.dtype)], 1)[:, n:]
-    return _gather(tokens, (positions - (seen + n)[:, None]) % past.shape[1])
+    return ring_write(past, x[:, 0], seen)
 
 
 def ordered(past: Window | Tensor, seen: Tensor) -> Tensor:
@@ -254,16 +250,14 @@ def spaced(past: Window | Tensor, step: int, count: int, seen: Tensor) -> Tensor
 
 
 def displaced(past: Window | Tensor, n: int, x: Tensor, seen: Tensor) -> Tensor:
-    """The n tokens ``(batch, n, channels)`` that leave a window when the n tokens x arrive; zero for those before the
-    first."""
+    """The n tokens ``(batch, n, channels)`` that leave a window when the n tokens x arrive, one for a ring; zero for
+    those before the first."""
     if isinstance(past, Window):
         assert past.reach is not None
         missing = past.reach - past.size
         together = torch.cat([past.tokens, x.to(past.tokens.dtype)], 1) if past.size else x
         return F.pad(together, (0, 0, missing, 0))[:, :n]
-    if n == 1:
-        return ring_read(past, seen, torch.zeros_like(seen[:1]))
-    return torch.cat([ring_tokens(past, seen), x.to(past.dtype)], 1)[:, :n]
+    return ring_read(past, seen, torch.zeros_like(seen[:1]))
 
 
 def recent(past: Window | Tensor, count: Tensor, seen: Tensor) -> Recent:

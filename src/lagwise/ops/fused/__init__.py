@@ -13,14 +13,13 @@ import importlib
 import importlib.util
 import os
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lagwise.ops.operation import Engine, definitions_only, in_graph, loop_operator
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _devices = ["cuda"]  # tests add the CPU, where Triton interprets kernels
 _installed = os.environ.get("LAGWISE_TRITON") != "0" and importlib.util.find_spec("triton") is not None
@@ -55,7 +54,9 @@ def autocast_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if cast else x.dtype
 
 
-def kernel(like: Callable[..., Any], *, writes: Iterable[str] = ()) -> Callable[[_Function], _Function]:
+def kernel(
+    like: Callable[..., Any], *, writes: Iterable[str] = ()
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate a function that launches one Triton kernel. Arguments as of `loop_operator`."""
     return loop_operator(like, "lagwise_triton", writes=writes)
 

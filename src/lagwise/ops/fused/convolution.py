@@ -68,9 +68,7 @@ class _Residual(TritonEngine):
 
 @gated_convolution.engine("triton")
 class _Gated(TritonEngine):
-    @staticmethod
-    def forward(x: Tensor, taps: Tensor, origin: int) -> tuple[Tensor, Values]:
-        return convolve_gated(x, taps, origin), ()
+    evaluate = staticmethod(lambda *args: convolve_gated(*args))
 
     @staticmethod
     def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
@@ -97,44 +95,42 @@ def _launch(name: str, like: Tensor, *arguments: Tensor | int, **constants: bool
 
 
 @kernel(lambda x, *_: x.new_empty(x.shape))
-def convolve(x: Tensor, taps: Tensor, added: Tensor | None, origin: int, dilation: int, activate: bool) -> Tensor:
+def convolve(
+    x: Tensor, taps: Tensor, added: Tensor | None, origin: int, dilation: int, activate: bool, *, y: Tensor
+) -> None:
     """The adjoint has the opposite dilation."""
-    x, y = contiguous_rows(x), x.new_empty(x.shape)
+    x = contiguous_rows(x)
     other = x if added is None else contiguous_rows(added)
     _launch(
         "convolve", x, x, taps.contiguous(), other, y, *x.shape[1:], taps.shape[1], origin, dilation, *x.stride()[:2],
         *other.stride()[:2], ADDED=added is not None, SILU=activate,
     )  # fmt: skip
-    return y
 
 
-@kernel(
-    lambda grad, x, taps, dtaps, origin, dilation, activate: x.new_empty(x.shape if activate else 0), writes=["dtaps"]
-)
+@kernel(lambda _, x, *rest: x.new_empty(x.shape if rest[-1] else 0), writes=["dtaps"])
 def convolution_gradients(
-    grad: Tensor, x: Tensor, taps: Tensor, dtaps: Tensor, origin: int, dilation: int, activate: bool
-) -> Tensor:
+    grad: Tensor, x: Tensor, taps: Tensor, dtaps: Tensor, origin: int, dilation: int, activate: bool, *, inner: Tensor
+) -> None:
     """The gradient before the activation, empty without one; stores parts of the gradient of the taps."""
-    grad, x, inner = contiguous_rows(grad), contiguous_rows(x), x.new_empty(x.shape if activate else 0)
+    grad, x = contiguous_rows(grad), contiguous_rows(x)
     _launch(
         "convolution_gradients", x, grad, x, taps.contiguous(), inner, dtaps, *x.shape[1:], taps.shape[1], origin,
         dilation, *grad.stride()[:2], *x.stride()[:2], SILU=activate,
     )  # fmt: skip
-    return inner
 
 
-@kernel(lambda x, taps, origin: x.new_empty((*x.shape[:2], x.shape[2] // 3)))
-def convolve_gated(x: Tensor, taps: Tensor, origin: int) -> Tensor:
-    x, y = contiguous_rows(x), x.new_empty((*x.shape[:2], x.shape[2] // 3))
+@kernel(lambda x, *_: x.new_empty((*x.shape[:2], x.shape[2] // 3)))
+def convolve_gated(x: Tensor, taps: Tensor, origin: int, *, y: Tensor) -> None:
+    x = contiguous_rows(x)
     _launch("gated_convolution", y, x, taps.contiguous(), y, *y.shape[1:], taps.shape[1], origin, *x.stride()[:2])
-    return y
 
 
 @kernel(lambda grad, x, taps, origin: (x.new_empty(x.shape), tap_gradient_parts(x, taps)))
-def gated_convolution_gradients(grad: Tensor, x: Tensor, taps: Tensor, origin: int) -> tuple[Tensor, Tensor]:
-    x, grad, dx, parts = contiguous_rows(x), grad.contiguous(), x.new_empty(x.shape), tap_gradient_parts(x, taps)
+def gated_convolution_gradients(
+    grad: Tensor, x: Tensor, taps: Tensor, origin: int, *, dx: Tensor, parts: Tensor
+) -> None:
+    x, grad = contiguous_rows(x), grad.contiguous()
     _launch(
         "gated_convolution_gradients", grad, grad, x, taps.contiguous(), dx, parts, *grad.shape[1:], taps.shape[1],
         origin, *x.stride()[:2],
     )  # fmt: skip
-    return dx, parts

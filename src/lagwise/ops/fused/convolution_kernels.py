@@ -3,9 +3,38 @@
 Offsets of rows are int64: a tensor may have more than 2**31 elements.
 """
 
+import triton
 import triton.language as tl
 
 from lagwise.ops.fused.launcher import launched, silu, silu_slope
+
+
+@triton.jit
+def place(length, channels, TOKENS: tl.constexpr, CHANNELS: tl.constexpr):
+    """A tile's tokens, channels and row, and which of them there are."""
+    i = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
+    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    return i, c, tl.program_id(2).to(tl.int64), c < channels, (i < length)[:, None] & (c < channels)[None, :]
+
+
+@triton.jit
+def met(j, tile, length):
+    """Tell which numbers of a tile meet a token: j of the signal."""
+    return tile & ((j >= 0) & (j < length))[:, None]
+
+
+@triton.jit
+def filtered(
+    x, taps, i, c, own, tile, length, n_taps, origin, dilation, x_token, TOKENS: tl.constexpr, CHANNELS: tl.constexpr
+):  # fmt: skip
+    """A tile of the convolution."""
+    total = tl.zeros([TOKENS, CHANNELS], tl.float32)
+    for m in range(n_taps):
+        j = i - (m - origin) * dilation
+        w = tl.load(taps + c * n_taps + m, own, 0.0).to(tl.float32)
+        v = tl.load(x + j[:, None] * x_token + c[None, :], met(j, tile, length), 0.0).to(tl.float32)
+        total += w[None, :] * v
+    return total
 
 
 @launched
@@ -14,17 +43,9 @@ def convolve(
     ADDED: tl.constexpr, SILU: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """A tile of a depthwise convolution, activated and added to another tensor if asked for."""
-    i = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
-    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    b = tl.program_id(2).to(tl.int64)
-    own = c < channels
-    total = tl.zeros([TOKENS, CHANNELS], tl.float32)
-    for m in range(n_taps):
-        j = i - (m - origin) * dilation
-        met = ((j >= 0) & (j < length) & (i < length))[:, None] & own[None, :]
-        w = tl.load(taps + c * n_taps + m, own, 0.0).to(tl.float32)
-        total += w[None, :] * tl.load(x + b * x_row + j[:, None] * x_token + c[None, :], met, 0.0).to(tl.float32)
-    tile = (i < length)[:, None] & own[None, :]
+    i, c, b, own, tile = place(length, channels, TOKENS, CHANNELS)
+    signal = x + b * x_row
+    total = filtered(signal, taps, i, c, own, tile, length, n_taps, origin, dilation, x_token, TOKENS, CHANNELS)
     if SILU:
         total = silu(total)
     if ADDED:
@@ -38,26 +59,17 @@ def convolution_gradients(
     SILU: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """A tile of the gradient before the activation, if there is one, and the gradient of the taps by these tokens."""
-    i = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
-    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    b = tl.program_id(2).to(tl.int64)
-    own = c < channels
-    tile = (i < length)[:, None] & own[None, :]
+    i, c, b, own, tile = place(length, channels, TOKENS, CHANNELS)
+    signal = x + b * x_row
     d = tl.load(grad + b * grad_row + i[:, None] * grad_token + c[None, :], tile, 0.0).to(tl.float32)
     if SILU:
-        total = tl.zeros([TOKENS, CHANNELS], tl.float32)
-        for m in range(n_taps):
-            j = i - (m - origin) * dilation
-            met = ((j >= 0) & (j < length) & (i < length))[:, None] & own[None, :]
-            w = tl.load(taps + c * n_taps + m, own, 0.0).to(tl.float32)
-            total += w[None, :] * tl.load(x + b * x_row + j[:, None] * x_token + c[None, :], met, 0.0).to(tl.float32)
+        total = filtered(signal, taps, i, c, own, tile, length, n_taps, origin, dilation, x_token, TOKENS, CHANNELS)
         d *= silu_slope(total)
         tl.store(dinner + (b * length + i[:, None]) * channels + c[None, :], d.to(dinner.dtype.element_ty), tile)
     part = (b * tl.num_programs(0) + tl.program_id(0)) * n_taps
     for m in range(n_taps):
         j = i - (m - origin) * dilation
-        met = ((j >= 0) & (j < length) & (i < length))[:, None] & own[None, :]
-        v = tl.load(x + b * x_row + j[:, None] * x_token + c[None, :], met, 0.0).to(tl.float32)
+        v = tl.load(signal + j[:, None] * x_token + c[None, :], met(j, tile, length), 0.0).to(tl.float32)
         tl.store(dtaps + (part + m) * channels + c, tl.sum(d * v, 0), own)
 
 
@@ -66,22 +78,17 @@ def gated_convolution(
     x, taps, y, length, channels, n_taps, origin, x_row, x_token, TOKENS: tl.constexpr, CHANNELS: tl.constexpr
 ):
     """A tile of ``after * (taps * (before * value))`` for x = (before, after, value) side by side."""
-    i = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
-    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    row = x + tl.program_id(2).to(tl.int64) * x_row
-    own = c < channels
+    i, c, b, own, tile = place(length, channels, TOKENS, CHANNELS)
+    row = x + b * x_row
     total = tl.zeros([TOKENS, CHANNELS], tl.float32)
     for m in range(n_taps):
         j = i - (m - origin)
-        met = ((j >= 0) & (j < length) & (i < length))[:, None] & own[None, :]
-        position = row + j[:, None] * x_token + c[None, :]
+        inside, position = met(j, tile, length), row + j[:, None] * x_token + c[None, :]
         w = tl.load(taps + c * n_taps + m, own, 0.0).to(tl.float32)
-        before = tl.load(position, met, 0.0).to(tl.float32)
-        total += w[None, :] * before * tl.load(position + 2 * channels, met, 0.0).to(tl.float32)
-    tile = (i < length)[:, None] & own[None, :]
+        before = tl.load(position, inside, 0.0).to(tl.float32)
+        total += w[None, :] * before * tl.load(position + 2 * channels, inside, 0.0).to(tl.float32)
     total *= tl.load(row + i[:, None] * x_token + channels + c[None, :], tile, 0.0).to(tl.float32)
-    position = (tl.program_id(2).to(tl.int64) * length + i[:, None]) * channels + c[None, :]
-    tl.store(y + position, total.to(y.dtype.element_ty), tile)
+    tl.store(y + (b * length + i[:, None]) * channels + c[None, :], total.to(y.dtype.element_ty), tile)
 
 
 @launched
@@ -90,33 +97,28 @@ def gated_convolution_gradients(
     TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """A tile of the gradient of x, and the gradient of the taps by these tokens. grad is contiguous, dx is like x."""
-    i = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
-    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    b = tl.program_id(2).to(tl.int64)
+    i, c, b, own, tile = place(length, channels, TOKENS, CHANNELS)
     row, grads = x + b * x_row, grad + b * length * channels
-    own = c < channels
-    tile = (i < length)[:, None] & own[None, :]
-    here = i[:, None] * x_token + c[None, :]
+    here = row + i[:, None] * x_token + c[None, :]
     g = tl.load(grads + i[:, None] * channels + c[None, :], tile, 0.0).to(tl.float32)
-    inner = g * tl.load(row + here + channels, tile, 0.0).to(tl.float32)
+    inner = g * tl.load(here + channels, tile, 0.0).to(tl.float32)
     total = tl.zeros([TOKENS, CHANNELS], tl.float32)
     back = tl.zeros([TOKENS, CHANNELS], tl.float32)
     part = (b * tl.num_programs(0) + tl.program_id(0)) * n_taps
     for m in range(n_taps):
         w = tl.load(taps + c * n_taps + m, own, 0.0).to(tl.float32)[None, :]
         j = i - (m - origin)
-        met = ((j >= 0) & (j < length) & (i < length))[:, None] & own[None, :]
-        position = row + j[:, None] * x_token + c[None, :]
-        v = tl.load(position, met, 0.0).to(tl.float32) * tl.load(position + 2 * channels, met, 0.0).to(tl.float32)
+        inside, position = met(j, tile, length), row + j[:, None] * x_token + c[None, :]
+        v = tl.load(position, inside, 0.0).to(tl.float32) * tl.load(position + 2 * channels, inside, 0.0).to(tl.float32)
         total += w * v
         tl.store(dtaps + (part + m) * channels + c, tl.sum(inner * v, 0), own)
         j = i + (m - origin)
-        met = ((j >= 0) & (j < length) & (i < length))[:, None] & own[None, :]
-        later = tl.load(grads + j[:, None] * channels + c[None, :], met, 0.0).to(tl.float32)
-        back += w * later * tl.load(row + j[:, None] * x_token + channels + c[None, :], met, 0.0).to(tl.float32)
+        inside = met(j, tile, length)
+        later = tl.load(grads + j[:, None] * channels + c[None, :], inside, 0.0).to(tl.float32)
+        back += w * later * tl.load(row + j[:, None] * x_token + channels + c[None, :], inside, 0.0).to(tl.float32)
     out = dx + b * length * 3 * channels + i[:, None] * 3 * channels + c[None, :]
-    before = tl.load(row + here, tile, 0.0).to(tl.float32)
-    value = tl.load(row + here + 2 * channels, tile, 0.0).to(tl.float32)
+    before = tl.load(here, tile, 0.0).to(tl.float32)
+    value = tl.load(here + 2 * channels, tile, 0.0).to(tl.float32)
     tl.store(out, (back * value).to(dx.dtype.element_ty), tile)
     tl.store(out + channels, (g * total).to(dx.dtype.element_ty), tile)
     tl.store(out + 2 * channels, (back * before).to(dx.dtype.element_ty), tile)

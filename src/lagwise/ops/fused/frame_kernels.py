@@ -143,9 +143,9 @@ def multiply(x, kernel, product, batch, channels, count, points, ADJOINT: tl.con
 
 
 @launched
-def gradients(x, grad, kernel, dkernel, dx, batch, channels, count, points, PACKED: tl.constexpr, BLOCK: tl.constexpr):
+def gradients(x, grad, kernel, dkernel, dx, batch, channels, count, points, BLOCK: tl.constexpr):
     """Sum ``conj(x) grad`` of one channel's packed spectra over batch and frames, and multiply grad by
-    ``conj(kernel)``. Packed results are divided by the number of points."""
+    ``conj(kernel)``. Both are packed, and divided by the number of points."""
     k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = k <= points // 2
     mirror = tl.where(k == 0, 0, points - k)
@@ -171,11 +171,6 @@ def gradients(x, grad, kernel, dkernel, dx, batch, channels, count, points, PACK
         )
         store(dx, start + k, zr, zi, inside)
         store(dx, start + mirror, mr, mi, inside)
-    if PACKED:
-        zr, zi, mr, mi = packed(near_r, near_i, far_r, far_i, wr, wi, 0.5 / points)
-        store(dkernel, c * points + k, zr, zi, inside)
-        store(dkernel, c * points + mirror, mr, mi, inside)
-    else:
-        start = c * (points + 1)
-        store(dkernel, start + k, near_r, near_i, inside)
-        store(dkernel, start + points - k, far_r, far_i, inside)
+    zr, zi, mr, mi = packed(near_r, near_i, far_r, far_i, wr, wi, 0.5 / points)
+    store(dkernel, c * points + k, zr, zi, inside)
+    store(dkernel, c * points + mirror, mr, mi, inside)

@@ -46,21 +46,20 @@ def _empty_frames(x: Tensor, frames: list[int]) -> Tensor:
     return x.new_empty((x.shape[0], x.shape[2], frames[0], frames[1]), dtype=torch.float32)
 
 
-def _load(x: Tensor, frames: list[int], silu: bool, gated: tuple[Tensor, Tensor, Tensor] | None = None) -> Tensor:
-    x, result = contiguous_rows(x), _empty_frames(x, frames)
-    y, gate, dgate = (x, x, x) if gated is None else gated
+def _load(x: Tensor, frames: list[int], result: Tensor, silu: bool, *gated: Tensor) -> None:
+    x = contiguous_rows(x)
+    y, gate, dgate = gated or (x, x, x)
     (batch, length, channels), (count, points, *_) = x.shape, frames
     launch(
         "frame.load_frames", _grid(points, channels, batch * count), x, y, gate, result, dgate, length, channels,
-        *frames, *x.stride()[:2], *gate.stride()[:2], *dgate.stride()[:2], SILU=silu, GATED=gated is not None, **_TILE,
+        *frames, *x.stride()[:2], *gate.stride()[:2], *dgate.stride()[:2], SILU=silu, GATED=bool(gated), **_TILE,
     )  # fmt: skip
-    return result
 
 
 def _store(frames: Tensor, positions: list[int], y: Tensor, gate: Tensor | None, out: Tensor | None) -> None:
     batch, length, channels = y.shape
     _, points, hop, _ = positions
-    gates = y if gate is None else gate
+    gates = y if gate is None else contiguous_rows(gate)
     launch(
         "frame.store_frames", _grid(length, channels, batch), frames, gates, y, y if out is None else out, length,
         channels, *positions, *frames.stride()[:3], *gates.stride()[:2], *y.stride()[:2],
@@ -73,59 +72,47 @@ def _grid(tokens: int, channels: int, rows: int) -> tuple[int, int, int]:
 
 
 @kernel(lambda x, frames, activate: _empty_frames(x, frames))
-def load_frames(x: Tensor, frames: list[int], activate: bool) -> Tensor:
-    return _load(x, frames, activate)
+def load_frames(x: Tensor, frames: list[int], activate: bool, *, result: Tensor) -> None:
+    _load(x, frames, result, activate)
 
 
 @kernel(lambda grad, y, gate, dgate, frames: _empty_frames(grad, frames), writes=["dgate"])
-def load_gated_gradient(grad: Tensor, y: Tensor, gate: Tensor, dgate: Tensor, frames: list[int]) -> Tensor:
+def load_gated_gradient(
+    grad: Tensor, y: Tensor, gate: Tensor, dgate: Tensor, frames: list[int], *, result: Tensor
+) -> None:
     """Return frames of ``grad * silu(gate)``, the gradient of y in ``silu(gate) * y``; stores that of the gate."""
-    return _load(grad, frames, False, (y, contiguous_rows(gate), dgate))
+    _load(grad, frames, result, False, y, contiguous_rows(gate), dgate)
 
 
-@kernel(
-    lambda frames, positions, length, dtype: frames.new_empty((frames.shape[0], length, frames.shape[1]), dtype=dtype)
-)
-def store_signal(frames: Tensor, positions: list[int], length: int, dtype: torch.dtype) -> Tensor:
-    y = frames.new_empty((frames.shape[0], length, frames.shape[1]), dtype=dtype)
+@kernel(lambda frames, _, length, dtype: frames.new_empty((frames.shape[0], length, frames.shape[1]), dtype=dtype))
+def store_signal(frames: Tensor, positions: list[int], length: int, dtype: torch.dtype, *, y: Tensor) -> None:
     _store(frames, positions, y, None, None)
-    return y
 
 
 @kernel(lambda frames, positions, gate: (gate.new_empty(gate.shape), gate.new_empty(gate.shape)))
-def store_gated(frames: Tensor, positions: list[int], gate: Tensor) -> tuple[Tensor, Tensor]:
+def store_gated(frames: Tensor, positions: list[int], gate: Tensor, *, y: Tensor, out: Tensor) -> None:
     """A signal y like the gate, and ``silu(gate) * y``."""
-    y, out = gate.new_empty(gate.shape), gate.new_empty(gate.shape)
-    _store(frames, positions, y, contiguous_rows(gate), out)
-    return y, out
+    _store(frames, positions, y, gate, out)
 
 
-@kernel(lambda frames, positions, value, into: None, writes=["into"])
+@kernel(lambda *_: None, writes=["into"])
 def store_activation_gradient(frames: Tensor, positions: list[int], value: Tensor, into: Tensor) -> None:
     """Store a signal times the slope of silu at value."""
-    _store(frames, positions, into, contiguous_rows(value), None)
+    _store(frames, positions, into, value, None)
 
 
 def transform(frames: Tensor) -> Tensor:
     """The packed spectrum of frames of an even number of points n, complex64 ``(batch, channels, count, n / 2)``.
 
-    It is the FFT of ``frames[2 m] + i frames[2 m + 1]``, from which `multiply` and `spectrum_gradients` find the
+    It is the FFT of ``frames[2 m] + i frames[2 m + 1]``, from which `multiply_packed` and `spectrum_gradients` find the
     frames' own: real FFTs take further passes, as PyTorch copies what their inverse reads and scales its result.
     """
     return torch.fft.fft(torch.view_as_complex(frames.unflatten(-1, (-1, 2))))
 
 
 def inverse(spectrum: Tensor) -> Tensor:
-    """Return frames of a packed spectrum that `multiply` or `spectrum_gradients` has made."""
+    """Return frames of a packed spectrum that `multiply_packed` or `spectrum_gradients` has made."""
     return torch.view_as_real(torch.fft.ifft(spectrum, norm="forward")).flatten(-2)
-
-
-def multiply(x: Tensor, kernel: Tensor, *, adjoint: bool = False) -> Tensor:
-    """The product of a packed spectrum x with the spectrum of real taps, or its conjugate, for `inverse`.
-
-    Shapes: x and result ``(batch, channels, frames, n / 2)``, kernel ``(channels, 1, n / 2 + 1)``, complex64.
-    """
-    return multiply_packed(x, kernel, adjoint)
 
 
 def _launch(name: str, spectra: tuple[Tensor, ...], kernel: Tensor, *results: Tensor, **constants: bool) -> None:
@@ -135,25 +122,20 @@ def _launch(name: str, spectra: tuple[Tensor, ...], kernel: Tensor, *results: Te
     launch(f"frame.{name}", grid, *numbers, *spectra[0].shape, **constants, BLOCK=_PAIRS)
 
 
-@kernel(lambda x, kernel, adjoint: torch.empty_like(x))
-def multiply_packed(x: Tensor, kernel: Tensor, adjoint: bool) -> Tensor:
-    product = torch.empty_like(x)
+@kernel(lambda x, *_: torch.empty_like(x))
+def multiply_packed(x: Tensor, kernel: Tensor, adjoint: bool, *, product: Tensor) -> None:
+    """The product of a packed spectrum x with the spectrum of real taps, or its conjugate, for `inverse`.
+
+    Shapes: x and result ``(batch, channels, frames, n / 2)``, kernel ``(channels, 1, n / 2 + 1)``, complex64.
+    """
     _launch("multiply", (x,), kernel, product, ADJOINT=adjoint)
-    return product
 
 
-def _gradients_like(x: Tensor, grad: Tensor, kernel: Tensor, packed: bool) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(grad[0, :, :1] if packed else kernel), torch.empty_like(grad)
-
-
-@kernel(_gradients_like)
-def spectrum_gradients(x: Tensor, grad: Tensor, kernel: Tensor, packed: bool) -> tuple[Tensor, Tensor]:
-    """``sum conj(x) grad`` over batch and frames, like kernel or packed for `inverse`, and ``grad conj(kernel)`` for
-    `inverse`.
+@kernel(lambda x, grad, kernel: (torch.empty_like(grad[0, :, :1]), torch.empty_like(grad)))
+def spectrum_gradients(x: Tensor, grad: Tensor, kernel: Tensor, *, dkernel: Tensor, dx: Tensor) -> None:
+    """``sum conj(x) grad`` over batch and frames, and ``grad conj(kernel)``, both packed for `inverse`.
 
     Shapes: packed spectra x and grad ``(batch, channels, frames, n / 2)``, kernel ``(channels, 1, n / 2 + 1)``,
     complex64.
     """
-    results = _gradients_like(x, grad, kernel, packed)
-    _launch("gradients", (x, grad), kernel, *results, PACKED=packed)
-    return results
+    _launch("gradients", (x, grad), kernel, dkernel, dx)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.fused import fused, kernel, launch
+from lagwise.ops.fused import TritonEngine, kernel, launch
 from lagwise.ops.operation import Engine, Values, in_graph, operation
 
 _WIDEST = 64  # features of a layer whose weight fits into the memory of a program
@@ -19,7 +19,7 @@ _ROWS, _PROGRAMS = 16, 256  # rows of a program at a time; programs of a gradien
 
 def at_once(x: Tensor, hidden: int) -> bool:
     """Whether `normed_relu_layers` is for layers of so many features of x ``(n, inputs)``."""
-    return in_graph() or _Kernels.serves(x, x, 1, hidden, 0.0)
+    return in_graph() or _AtOnce.serves(x, x, 1, hidden, 0.0)
 
 
 def normed_relu_layers(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], epsilon: float) -> Tensor:
@@ -42,9 +42,7 @@ def _flat(*parameters: Tensor) -> Tensor:
 class _Flat(Engine):
     """A node of autograd instead of one for each parameter."""
 
-    @staticmethod
-    def forward(*parameters: Tensor) -> tuple[Tensor, Values]:
-        return _flat.plain(*parameters), ()
+    evaluate = staticmethod(_flat.plain)
 
     @staticmethod
     def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
@@ -57,13 +55,13 @@ def _layers(x: Tensor, flat: Tensor, count: int, hidden: int, epsilon: float) ->
     return _layer_by_layer(x, flat, count, hidden, epsilon)[0]
 
 
-def _layer_by_layer(x: Tensor, flat: Tensor, count: int, hidden: int, epsilon: float) -> tuple[Tensor, list[Tensor]]:
+def _layer_by_layer(x: Tensor, flat: Tensor, count: int, hidden: int, epsilon: float) -> tuple[Tensor, Tensor]:
     """The last layer's output, and every layer's before its norm, by PyTorch."""
     sums: list[Tensor] = []
     for weight, bias in zip(*_parts(flat, x.shape[1], hidden, count), strict=True):
         sums.append(F.linear(x, weight, bias))
         x = _normed(sums[-1], epsilon)[0].relu()
-    return x, sums
+    return x, torch.stack(sums)
 
 
 def _parts(flat: Tensor, inputs: int, hidden: int, count: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
@@ -79,37 +77,25 @@ def _normed(z: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
 
 
 @_layers.engine("triton")
-class _Kernels(Engine):
+class _AtOnce(Engine):
+    """The kernels, or in graphs the same in PyTorch. Eagerly, layers of `lagwise.kernels.rpe` are faster than the
+    latter."""
+
     @staticmethod
     def serves(x: Tensor, flat: Tensor, count: int, hidden: int, epsilon: float) -> bool:
-        return max(hidden, x.shape[1]) <= _WIDEST and x.dtype == torch.float32 and fused(x, flat)
+        return max(hidden, x.shape[1]) <= _WIDEST and x.dtype == torch.float32 and TritonEngine.serves(x, flat)
 
-    @staticmethod
-    def forward(x: Tensor, flat: Tensor, count: int, hidden: int, epsilon: float) -> tuple[Tensor, Values]:
-        y, sums = network_layers(x, flat, count, hidden, epsilon)
+    @classmethod
+    def forward(cls, *args: Any) -> tuple[Tensor, Values]:
+        y, sums = network_layers(*args) if cls.serves(*args) else _layer_by_layer(*args)
         return y, (sums,)
 
-    @staticmethod
-    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
-        dx, parts = network_gradients(grads[0], args[0], args[1], saved[0], args[4], needs_grad[0])
-        return dx if needs_grad[0] else None, parts.sum(0)
-
-
-class _InGraph(Engine):
-    """The kernels, or the same in PyTorch. Eagerly, layers of `lagwise.kernels.network` are faster than the latter."""
-
-    @staticmethod
-    def forward(*args: Any) -> tuple[Tensor, Values]:
-        if _Kernels.serves(*args):
-            return _Kernels.forward(*args)
-        y, sums = _layer_by_layer(*args)
-        return y, (torch.stack(sums),)
-
-    @staticmethod
-    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
-        (x, flat, count, hidden, epsilon), (sums,), grad = args, saved, grads[0]
-        if _Kernels.serves(*args):
-            return _Kernels.backward(args, saved, grads, needs_grad)
+    @classmethod
+    def backward(cls, args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+        (x, flat, count, hidden, epsilon), (sums,), (grad,) = args, saved, grads
+        if cls.serves(*args):
+            dx, parts = network_gradients(grad, x, flat, sums, epsilon, needs_grad[0])
+            return dx if needs_grad[0] else None, parts.sum(0)
         weights, _ = _parts(flat, x.shape[1], hidden, count)
         by_weight, by_bias = [], []
         for i in reversed(range(count)):
@@ -127,7 +113,7 @@ def _like(x: Tensor, flat: Tensor, count: int, hidden: int, epsilon: float) -> t
     return x.new_empty(x.shape[0], hidden), x.new_empty(count, x.shape[0], hidden)
 
 
-_layers.in_graphs("normed_relu_layers", _like, engine=_InGraph, saved="sums")
+_layers.in_graphs("normed_relu_layers", _like, engine=_AtOnce, saved="sums")
 
 
 def _sizes(x: Tensor, hidden: int, count: int) -> dict[str, Any]:
@@ -140,12 +126,12 @@ def _sizes(x: Tensor, hidden: int, count: int) -> dict[str, Any]:
 
 
 @kernel(_like)
-def network_layers(x: Tensor, flat: Tensor, count: int, hidden: int, epsilon: float) -> tuple[Tensor, Tensor]:
+def network_layers(
+    x: Tensor, flat: Tensor, count: int, hidden: int, epsilon: float, *, y: Tensor, sums: Tensor
+) -> None:
     """The last layer's output, and every layer's before its norm. flat: weights and biases of all layers."""
-    y, sums = _like(x, flat, count, hidden, epsilon)
     arguments = (x.contiguous(), flat, sums, y, *x.shape, hidden, epsilon)
     launch("network.layers", (-(-len(x) // _ROWS),), *arguments, **_sizes(x, hidden, count))
-    return y, sums
 
 
 def _gradients_like(grad, x, flat, sums, epsilon, needs_dx) -> tuple[Tensor, Tensor]:
@@ -158,11 +144,9 @@ def _programs(x: Tensor) -> int:
 
 @kernel(_gradients_like)
 def network_gradients(
-    grad: Tensor, x: Tensor, flat: Tensor, sums: Tensor, epsilon: float, needs_dx: bool
-) -> tuple[Tensor, Tensor]:
+    grad: Tensor, x: Tensor, flat: Tensor, sums: Tensor, epsilon: float, needs_dx: bool, *, dx: Tensor, parts: Tensor
+) -> None:
     """Compute gradients of x, if it needs one, and of the parameters, in parts."""
-    dx, parts = _gradients_like(grad, x, flat, sums, epsilon, needs_dx)
     count, _, hidden = sums.shape
     arguments = (grad.contiguous(), x.contiguous(), flat, sums, dx, parts, *x.shape, hidden, epsilon)
     launch("network.layer_gradients", (_programs(x),), *arguments, **_sizes(x, hidden, count), DX=needs_dx)
-    return dx, parts

@@ -8,7 +8,7 @@ import os
 import platform
 import warnings
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,23 +28,6 @@ _FUNCTIONS = (
 )
 
 
-class Loops(NamedTuple):
-    """The library, and what its layouts consist of.
-
-    Attributes:
-        lanes: channels of a group.
-        lags: lags of a group, in `lag_products`.
-        span: groups of a task, in `gated_grid`.
-        extra_lags: zeros after the taps, in `gated_grid`.
-    """
-
-    library: ctypes.CDLL
-    lanes: int
-    lags: int
-    span: int
-    extra_lags: int
-
-
 @torch.compiler.assume_constant_result
 def available() -> bool:
     """Whether the loops can be called."""
@@ -62,11 +45,10 @@ def serves(*tensors: Tensor, min_elements: int = 0) -> bool:
     return 0 not in [t.numel() for t in tensors] and available()
 
 
-def loops() -> Loops:
-    """The loops, which must be `available`."""
-    loaded = _loops()
-    assert loaded is not None
-    return loaded
+def loops() -> Any:
+    """The library, if it is `available`, and what its layouts consist of: ``lanes``, channels of a group; ``lags`` of a
+    group, in `lag_products`; ``span``, groups of a task, and ``extra_lags``, zeros after the taps, in `gated_grid`."""
+    return _loops()
 
 
 @torch.compiler.assume_constant_result
@@ -78,7 +60,7 @@ def lanes() -> int:
 def call(name: str, *arguments: Any) -> Any:
     """Call a function in C with tensors (their addresses, NULL for None), integers and flags (``long``), numbers
     (``float``) and structures (their addresses)."""
-    return getattr(loops().library, name)(*map(_in_c, arguments))
+    return getattr(loops(), name)(*map(_in_c, arguments))
 
 
 def _in_c(argument: Any) -> Any:
@@ -103,7 +85,7 @@ def filled_biases(biases: Tensor | None, channels: int) -> Tensor:
 
 
 @functools.cache
-def _loops() -> Loops | None:
+def _loops() -> ctypes.CDLL | None:
     if os.environ.get("LAGWISE_NATIVE") == "0" or platform.system() != "Linux":  # other compilers have no OpenMP
         return None
     try:
@@ -119,11 +101,12 @@ def _loops() -> Loops | None:
         return None
 
 
-def _bound(library: ctypes.CDLL) -> Loops:
+def _bound(library: Any) -> ctypes.CDLL:
     for name in _FUNCTIONS.split():
         getattr(library, name)  # an AttributeError has it compiled again
     library.grid_scratch.restype = library.convolution_scratch.restype = ctypes.c_long
-    lanes, lags, span, extra_lags = sizes = [ctypes.c_long() for _ in range(4)]
-    library.layout(ctypes.byref(lanes), ctypes.byref(lags))
-    library.grid_layout(ctypes.byref(span), ctypes.byref(extra_lags))
-    return Loops(library, *(size.value for size in sizes))
+    sizes = [ctypes.c_long() for _ in range(4)]
+    library.layout(*map(ctypes.byref, sizes[:2]))
+    library.grid_layout(*map(ctypes.byref, sizes[2:]))
+    library.lanes, library.lags, library.span, library.extra_lags = (size.value for size in sizes)
+    return library

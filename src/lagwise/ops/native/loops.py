@@ -18,6 +18,7 @@ from lagwise.ops.operation import loop_operator
 _PARTS_PER_THREAD, _TOKENS_OF_A_PART, _ELEMENTS_OF_PARTS = 8, 512, 1 << 22
 _MAX_LAGS = 1024  # at once: the loop keeps more than this many tokens on a thread's stack
 _GRID_TASKS, _GATE_PARTS = 4, 4  # per thread, when computing gradients
+_NORM_PARTS, _NORM_PROGRAMS = 16, 1024  # at most; each sums the parameters' gradients over some rows, on a CPU or a GPU
 _ROW = 1024  # numbers of a row of gates, where any size will do
 
 
@@ -32,7 +33,7 @@ def lag_products(y: Tensor, x: Tensor, first: int, last: int, dilation: int) -> 
 
 
 def _some_lag_products(y: Tensor, x: Tensor, first: int, last: int, dilation: int) -> Tensor:
-    _, group, lag_group, *_ = loops()
+    group, lag_group = loops().lanes, loops().lags
     (batch, length, channels), lags, threads = x.shape, last - first + 1, torch.get_num_threads()
     part = (-(-channels // group), -(-lags // lag_group) * lag_group, group)
     parts = min(batch * length // _TOKENS_OF_A_PART, _PARTS_PER_THREAD * threads, _ELEMENTS_OF_PARTS // math.prod(part))
@@ -43,7 +44,7 @@ def _some_lag_products(y: Tensor, x: Tensor, first: int, last: int, dilation: in
 
 
 @loop_operator(lambda gate, *_: gate.new_empty(gate.shape))
-def gated_grid(gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, biases: Tensor | None) -> Tensor:
+def gated_grid(gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, biases: Tensor | None, *, y: Tensor) -> None:
     """``silu(gate) * (rows(v) + columns(v))`` with ``v = silu(value)`` of every channel; biases ``(2, channels)`` are
     added to gate and value before.
 
@@ -51,21 +52,14 @@ def gated_grid(gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, biase
     ``(channels, 2 width - 1)`` and columns ``(channels, 2 height - 1)``, float32, lag 0 in the middle; result like
     gate.
     """
-    gate = gate.contiguous()
-    return _grid(gate, value, rows, columns, biases, torch.empty_like(gate))
+    grid_into(y, gate.contiguous(), value, rows, columns, biases)
 
 
-def overwritten_grid(gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, biases: Tensor | None) -> Tensor:
-    """`gated_grid`, which may be written over the gate: a quarter less memory traffic."""
-    gate = gate.contiguous()
-    return _grid(gate, value, rows, columns, biases, gate)
-
-
-def _grid(gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, biases: Tensor | None, out: Tensor) -> Tensor:
+def grid_into(y: Tensor, gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, biases: Tensor | None) -> None:
+    """Store `gated_grid`, which may be written over the gate: a quarter less memory traffic."""
     sizes, added = _grid_sizes(gate, rows, columns), filled_biases(biases, gate.shape[2])
     inputs = (gate, value.contiguous(), _grouped(rows), _grouped(columns), added)
-    call("gated_grid", *inputs, out, _grid_scratch(sizes), *sizes, _half(gate), torch.get_num_threads())
-    return out
+    call("gated_grid", *inputs, y, _grid_scratch(sizes), *sizes, _half(gate), torch.get_num_threads())
 
 
 def _grid_gradients_like(grad: Tensor, gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, *_: Any) -> Any:
@@ -79,7 +73,8 @@ def gated_grid_gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Compute gradients of `gated_grid` with respect to its arguments, from its result's."""
     grad, gate, value = (t.contiguous() for t in (grad.to(gate.dtype), gate, value))
-    sizes, threads, (_, lanes, _, span, _) = _grid_sizes(gate, rows, columns), torch.get_num_threads(), loops()
+    sizes, threads = _grid_sizes(gate, rows, columns), torch.get_num_threads()
+    lanes, span = loops().lanes, loops().span
     groups = -(-gate.shape[2] // lanes)
     parts = min(gate.shape[0], -(-_GRID_TASKS * threads // -(-groups // span)))
     taps = [_grouped(t) for t in (rows, columns, rows.flip(1), columns.flip(1))]
@@ -108,14 +103,13 @@ def _grouped(taps: Tensor) -> Tensor:
     return taps.unflatten(0, (-1, lanes)).transpose(1, 2).contiguous()
 
 
-@loop_operator(lambda gate, value, biases: gate.new_empty(gate.shape))
-def silu_product(gate: Tensor, value: Tensor, biases: Tensor | None) -> Tensor:
+@loop_operator(lambda gate, *_: gate.new_empty(gate.shape))
+def silu_product(gate: Tensor, value: Tensor, biases: Tensor | None, *, y: Tensor) -> None:
     """``silu(gate) * value``, for tensors of one shape, both float32 or both bfloat16, on the CPU; biases ``(2,
     channels)`` are added to gate and value before."""
-    gate, value = gate.contiguous(), value.contiguous()
-    out, (size, added) = torch.empty_like(gate), _row_of_biases(gate, biases)
-    call("silu_product", gate, value, added, out, gate.numel(), size, _half(gate), torch.get_num_threads())
-    return out
+    size, added = _row_of_biases(gate, biases)
+    tensors = (gate.contiguous(), value.contiguous(), added, y)
+    call("silu_product", *tensors, gate.numel(), size, _half(gate), torch.get_num_threads())
 
 
 def _product_gradients_like(grad: Tensor, gate: Tensor, value: Tensor, biases: Tensor | None) -> tuple[Tensor, ...]:
@@ -151,39 +145,48 @@ class _NormSizes(ctypes.Structure):
     _fields_ = [(name, ctypes.c_long) for name in _names.split()]
 
 
+def norm_like(x: Tensor, branch: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
+    """Return memory for the sum, empty without a branch, and its norm."""
+    total = x.new_empty(0) if branch is None else x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, branch.dtype))
+    return total, x.new_empty(x.shape, dtype=rest[-1])
+
+
+@loop_operator(norm_like)
 def residual_norm(
-    x: Tensor,
-    branch: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    epsilon: float,
-    centred: bool,
-    total: Tensor,
-    y: Tensor,
-) -> None:
-    """Compute ``total = x + branch``, unless there is none and total is x, and y, the norm of the total; as in
-    `lagwise.ops.fused.norm`. Tensors are contiguous, float32 or bfloat16, on the CPU."""
-    sizes = _norm_sizes(x, x if branch is None else branch, total, y, 0, centred)
-    call("residual_norm", sizes, x, branch, _float(weight), _float(bias), total, y, epsilon)
+    x: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None, epsilon: float, centred: bool,
+    dtype: torch.dtype, *, total: Tensor, y: Tensor,
+) -> None:  # fmt: skip
+    """`lagwise.ops.fused.layers.residual_norm`, float32 or bfloat16, on the CPU."""
+    x, branch = x.contiguous(), None if branch is None else branch.contiguous()
+    into = x if branch is None else total
+    sizes = _norm_sizes(x, x if branch is None else branch, into, y, 0, centred)
+    call("residual_norm", sizes, x, branch, _float(weight), _float(bias), into, y, epsilon)
 
 
+def row_programs(x: Tensor) -> int:
+    """Count the programs that share the rows of x, each of which sums gradients of parameters."""
+    return min(_NORM_PARTS if x.device.type == "cpu" else _NORM_PROGRAMS, x.numel() // x.shape[-1])
+
+
+def norm_gradients_like(grad, grad_total, x, weight, biased, epsilon, centred, dtype, branch):
+    """Return memory for gradients of x, of the branch (empty for the same dtype), and of weight and bias, in parts."""
+    return (
+        x.new_empty(x.shape, dtype=dtype),
+        x.new_empty(0 if branch == dtype else x.shape, dtype=branch),
+        x.new_empty((row_programs(x), (weight is not None) + biased, x.shape[-1]), dtype=torch.float32),
+    )
+
+
+@loop_operator(norm_gradients_like)
 def residual_norm_gradients(
-    grad: Tensor,
-    grad_total: Tensor | None,
-    total: Tensor,
-    weight: Tensor | None,
-    epsilon: float,
-    centred: bool,
-    dx: Tensor,
-    dbranch: Tensor | None,
-    parts: Tensor,
-    biased: bool,
-) -> None:
-    """Compute the gradients of x, of the branch, and of weight and bias in parts ``(parts, 0 to 2, channels)``."""
-    sizes = _norm_sizes(dx, dx if dbranch is None else dbranch, total, grad, len(parts), centred)
-    slots = iter(parts.unbind(1))
+    grad: Tensor, grad_total: Tensor | None, x: Tensor, weight: Tensor | None, biased: bool, epsilon: float,
+    centred: bool, dtype: torch.dtype, branch: torch.dtype, *, dx: Tensor, dbranch: Tensor, parts: Tensor,
+) -> None:  # fmt: skip
+    grad, x, grad_total = grad.contiguous(), x.contiguous(), None if grad_total is None else grad_total.contiguous()
+    of_branch, slots = dbranch if dbranch.numel() else None, iter(parts.unbind(1))
+    sizes = _norm_sizes(dx, dx if of_branch is None else of_branch, x, grad, len(parts), centred)
     sums = [next(slots) if needed else None for needed in (weight is not None, biased)]
-    tensors = (grad, grad_total, total, _float(weight), dx, dbranch, *sums)
+    tensors = (grad, grad_total, x, _float(weight), dx, of_branch, *sums)
     call("residual_norm_gradients", sizes, *tensors, parts.stride(0), epsilon)
 
 
@@ -214,21 +217,18 @@ class _Signal(ctypes.Structure):
 
 
 @loop_operator(lambda value, *_: value.new_empty(value.shape))
-def convolve(value: Tensor, taps: Tensor, plan: list[int], gate: Tensor | None, biases: Tensor | None) -> Tensor:
+def convolve(
+    value: Tensor, taps: Tensor, plan: list[int], gate: Tensor | None, biases: Tensor | None, *, y: Tensor
+) -> None:
     """The product of every channel with its taps; with a gate, ``silu(gate) * (taps * silu(value))``.
 
-    Args:
-        value: ``(batch, length, channels)``, float32 or bfloat16, on the CPU.
-        taps: ``(channels, n_taps)`` of floating point.
-        plan: The index of lag 0 in the taps, and how the signal is cut into frames: half of their points, their number,
-            the outputs of each, the index of the first output and the parts of the taps.
-        gate: Like value.
-        biases: ``(2, channels)``, added to gate and value before.
+    Shapes: value, gate and y ``(batch, length, channels)``, float32 or bfloat16, on the CPU; taps ``(channels,
+    n_taps)``; biases ``(2, channels)``, added to gate and value before. plan: the index of lag 0 in the taps, and how
+    the signal is cut into frames: half of their points, their number, the outputs of each, the index of the first
+    output and the parts of the taps.
     """
-    value, gate = _rows(value), None if gate is None else _rows(gate)
-    y, added = torch.empty(value.shape, dtype=value.dtype, device="cpu"), filled_biases(biases, value.shape[2])
-    _call("convolve", plan, taps, (value, gate, y, None, None, None), added)
-    return y
+    added = filled_biases(biases, value.shape[2])
+    _call("convolve", plan, taps, (_rows(value), None if gate is None else _rows(gate), y, None, None, None), added)
 
 
 def _gradients_like(grad, value, taps, plan, gate, biases, of_value, of_taps) -> tuple[Tensor, Tensor, Tensor, Tensor]:

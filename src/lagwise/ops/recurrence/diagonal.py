@@ -115,11 +115,8 @@ class DiagonalSSM(NamedTuple):
         Formula: in a block, ``y = T x + Re sum_i w_i p_i**(j+1) h_i`` with T the Toeplitz matrix of the taps and h the
         state before the block, so that only one state per 32 or 64 tokens is computed.
 
-        Args:
-            x: ``(batch, length, channels)``.
-            state: The state so far.
-            blocks: Called with a number of tokens; returns the factors of such blocks.
-            graph: Compute as an exported graph does (`in_graph`).
+        x is ``(batch, length, channels)``; blocks, called with a number of tokens, returns the factors of such blocks;
+        with ``graph`` it computes as an exported graph does (`in_graph`).
 
         Source: S4D (Gu et al. 2022), for poles in discrete time.
         """
@@ -258,16 +255,9 @@ def modal_taps(modes: Modes, length: int) -> Tensor:
     Formula: ``k_l = Re sum_i w_i p_i**l``, plus direct at l = 0, as a matrix product of ``w p**(a s)`` and ``p**b`` for
     ``l = a s + b``.
 
-    Args:
-        modes: See `Modes`.
-        length: Number of taps.
-
-    Returns:
-        ``(channels, length)``, in the precision of the weights. Powers are computed in float64 (of the poles as they
-        are): otherwise an oscillation would lose a digit every ten lags. Differentiable, also at poles of 0.
-
-    Raises:
-        ValueError: If length is less than 1.
+    Returns ``(channels, length)``, in the precision of the weights. Powers are computed in float64 (of the poles as
+    they are): otherwise an oscillation would lose a digit every ten lags. Differentiable, also at poles of 0.
+    ValueError if length is less than 1.
 
     Source: the kernel of a diagonal state space (S4D, Gu et al. 2022), for poles in discrete time.
     """

@@ -15,8 +15,7 @@ from lagwise.ops.toeplitz.spectral import fast_length
 
 _FIRST_SUBSPACE = 64  # doubled where the singular values outside could matter
 _SUBSPACE_ROUNDS = 2
-_BASIS_ELEMENTS = 1 << 22  # elements of one basis of the channels reduced together; four exist at a time: 128 MB
-_FFT_ELEMENTS = 1 << 21  # and of one of the transforms that multiply them by H
+_FFT_ELEMENTS = 1 << 21  # elements of one of the transforms that multiply a basis by H
 _MARGIN = 0.25  # share of the tolerance that a subspace may leave outside before it is doubled
 _EXTRA_ORDERS = 4  # orders to try beyond the expected one
 # No pole is closer to 0: its weight is residue / pole, and at this distance its rounding equals the change from moving
@@ -102,38 +101,12 @@ def reduce_taps(taps: Tensor, tolerance: float = 1e-3, *, max_order: int | None 
     k = taps.detach().double()
     if not k.isfinite().all():
         raise ValueError("taps must be finite, got NaN or infinite ones")
-    gain = torch.cat(
-        [torch.fft.rfft(part, frequencies(part.shape[1])).abs().amax(1) for part in k.split(_channels(8 * k.shape[1]))]
-    )
-    fits_by_channel: dict[int, _Fit] = {}
-    work = [(torch.arange(len(k), device=k.device), _FIRST_SUBSPACE)]
-    while work:
-        channels, size = work.pop()
-        part, *rest = channels.split(_channels(k.shape[1] * min(size, k.shape[1])))
-        if rest:
-            work.append((torch.cat(rest), size))
-        allowed = tolerance * gain[part]
-        values, shift, first, outside = _hankel_spectrum(k[part, 1:], size)
-        tails = values.abs().flip(1).cumsum(1).flip(1)
-        bounds = 2 * (torch.cat([tails, tails.new_zeros(len(part), 1)], 1) + outside[:, None])
-        wider = (2 * outside > _MARGIN * allowed) & (size < min(2 * max_order, k.shape[1]))
-        if wider.any():  # first, so that kernels that cannot be reduced fail early
-            work.append((part[wider], 2 * size))
-        for i in (~wider).nonzero()[:, 0].tolist():
-            c, limit = int(part[i]), float(allowed[i])
-            min_states = int((values[i].abs() > limit).sum())
-            max_states = min(int((bounds[i] > limit).sum()), max_order, values.shape[1])
-            if min_states > max_order:
-                raise ValueError(_refusal(c, f"needs at least {min_states} states", max_order, tolerance))
-            system = [t.cpu() for t in (k[c], values[i], shift[i], first[i], bounds[i])]
-            fits_by_channel[c] = _smallest(c, system, min_states, max_states, max_order, float(gain[c]), tolerance)
-    fits = [fits_by_channel[c] for c in range(len(k))]
+    fits = [_reduced(channel, row, tolerance, max_order) for channel, row in enumerate(k)]
     width = max(1, max(len(fit.poles) for fit in fits))
-    poles, weights = (torch.zeros(len(k), width, dtype=torch.complex128) for _ in range(2))
-    for c, fit in enumerate(fits):
-        poles[c, : len(fit.poles)], weights[c, : len(fit.poles)] = fit.poles, fit.weights
+    poles = torch.stack([F.pad(fit.poles, (0, width - len(fit.poles))) for fit in fits])
+    weights = torch.stack([F.pad(fit.weights, (0, width - len(fit.weights))) for fit in fits])
     figures = torch.tensor([fit[2:] for fit in fits], dtype=torch.float64, device=k.device)
-    direct, order, bound, error, l1_error, amplification = figures.unbind(1)
+    direct, order, gain, bound, error, l1_error, amplification = figures.unbind(1)
     modes = Modes(poles.to(k.device), weights.to(k.device), direct)
     return Reduction(modes, order.long(), gain, bound, error, l1_error, amplification, k.shape[1])
 
@@ -143,94 +116,84 @@ class _Fit(NamedTuple):
     weights: Tensor
     direct: float
     order: int
+    gain: float
     bound: float
     error: float
     l1_error: float
     amplification: float
 
 
-def _channels(elements: int) -> int:
-    return max(1, _BASIS_ELEMENTS // elements)
-
-
-def _refusal(channel: int, why: str, max_order: int, tolerance: float) -> str:
-    return (
-        f"channel {channel} {why} for tolerance {tolerance:g}, max_order is {max_order}; raise one of them, or keep "
-        "these taps (noise, delays and sharp edges at long lags do not reduce)"
-    )
-
-
-def _hankel_spectrum(h: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute eigenvalues of H, largest first, ``Vᵀ Z V`` with Z the shift up, V's first row, and a bound of the sum of
-    the missing singular values."""
-    channels, n = h.shape
-    if n == 0:
-        return h, h.new_zeros(channels, 0, 0), h, h.new_zeros(channels)
-    if 2 * size >= n:
-        basis = None
-        inside = torch.cat([h, torch.zeros_like(h[:, 1:])], 1).unfold(1, n, 1)
-    else:
-        points = fast_length(2 * n - 1)
-        spectrum = torch.fft.rfft(h, points)
-        generator = torch.Generator().manual_seed(0)
-        start = torch.randn(size, n, dtype=h.dtype, generator=generator, device="cpu").to(h.device)
-        basis = start.expand(channels, -1, -1).mT
-        for _ in range(_SUBSPACE_ROUNDS):
-            basis = torch.linalg.qr(_hankel_product(spectrum, basis, points))[0]
-        inside = basis.mT @ _hankel_product(spectrum, basis, points)
-    values, vectors = torch.linalg.eigh((inside + inside.mT) / 2)
-    largest = values.abs().argsort(1, descending=True)
-    values, vectors = values.gather(1, largest), vectors.gather(2, largest[:, None].expand_as(vectors))
-    eps = torch.finfo(h.dtype).eps
-    if basis is None:
-        outside = n * eps * values.abs().amax(1)
-        shift, first = vectors[:, :-1].mT @ vectors[:, 1:], vectors[:, 0]
-    else:
-        squares = (h.square() * torch.arange(1, n + 1, device=h.device)).sum(1)
-        missing = (squares - values.square().sum(1)).clamp(min=0)
-        outside = (n * (missing + 8 * eps * squares)).sqrt()
-        shift = vectors.mT @ (basis[:, :-1].mT @ basis[:, 1:]) @ vectors
-        first = (basis[:, :1] @ vectors)[:, 0]
-    return values, shift, first, outside
-
-
-def _hankel_product(spectrum: Tensor, basis: Tensor, points: int) -> Tensor:
-    """``H X`` for X ``(channels, n, columns)``: a correlation, by FFT, a few columns at a time."""
-    result = torch.empty_like(basis.mT, memory_format=torch.contiguous_format)
-    for rows, out in zip(
-        *(t.split(max(1, _FFT_ELEMENTS // (len(spectrum) * points)), 1) for t in (basis.mT, result)), strict=True
-    ):
-        product = spectrum[:, None] * torch.fft.rfft(rows, points).conj()
-        out.copy_(torch.fft.irfft(product, points)[..., : rows.shape[2]])
-    return result.mT
-
-
-def _smallest(
-    channel: int, system: list[Tensor], min_states: int, max_states: int, max_order: int, gain: float, tolerance: float
-) -> _Fit:
+def _reduced(channel: int, k: Tensor, tolerance: float, max_order: int) -> _Fit:
     """The modes of the smallest order within the tolerance. ValueError if there is none."""
-    best, nearest = None, (float("inf"), 0)
-    last = min(max_states + _EXTRA_ORDERS, max_order, len(system[1]))
-    for s in range(max_states, max(max_states, last) + 1):
-        fit = _fit(system, s, gain, tolerance * gain)
-        if fit.error <= tolerance * gain:
+    gain, size = float(torch.fft.rfft(k, frequencies(len(k))).abs().max()), _FIRST_SUBSPACE
+    allowed = tolerance * gain
+    values, shift, first, outside = _hankel_spectrum(k[1:], size)
+    while 2 * outside > _MARGIN * allowed and size < min(2 * max_order, len(k)):
+        size *= 2
+        values, shift, first, outside = _hankel_spectrum(k[1:], size)
+    tails = values.abs().flip(0).cumsum(0).flip(0)
+    bounds = 2 * (F.pad(tails, (0, 1)) + outside)
+    system = [t.cpu() for t in (k, values, shift, first, bounds)]
+    low, high = int((values.abs() > allowed).sum()), min(int((bounds > allowed).sum()), max_order, len(values))
+    best, nearest, last = None, (float("inf"), 0), min(high + _EXTRA_ORDERS, max_order, len(values))
+    for s in range(high, max(high, last) + 1) if low <= max_order else ():
+        fit = _fit(system, s, gain, allowed)
+        if fit.error <= allowed:
             best = fit
             break
         nearest = min(nearest, (fit.error, s))
     if best is None:
-        why = (
+        off = (
             f"is off by {nearest[0] / max(gain, 1e-300):.2g} of its gain with {nearest[1]} states in float32, too much"
         )
-        raise ValueError(_refusal(channel, why, max_order, tolerance))
-    max_states = best.order
-    while min_states < max_states:
-        s = (min_states + max_states) // 2
-        fit = _fit(system, s, gain, tolerance * gain)
-        if fit.error <= tolerance * gain:
-            best, max_states = fit, s
+        raise ValueError(
+            f"channel {channel} {f'needs at least {low} states' if low > max_order else off} for tolerance "
+            f"{tolerance:g}, max_order is {max_order}; raise one of them, or keep these taps (noise, delays and sharp "
+            "edges at long lags do not reduce)"
+        )
+    high = best.order
+    while low < high:
+        s = (low + high) // 2
+        fit = _fit(system, s, gain, allowed)
+        if fit.error <= allowed:
+            best, high = fit, s
         else:
-            min_states = s + 1
+            low = s + 1
     return best
+
+
+def _hankel_spectrum(h: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor, float]:
+    """Compute eigenvalues of H, largest first, ``Vᵀ Z V`` with Z the shift up, V's first row, and a bound of the sum of
+    the missing singular values."""
+    n, eps = len(h), torch.finfo(h.dtype).eps
+    if n == 0:
+        return h, h.new_zeros(0, 0), h, 0.0
+    if 2 * size >= n:
+        basis, inside = None, torch.cat([h, torch.zeros_like(h[1:])]).unfold(0, n, 1)
+    else:
+        points = fast_length(2 * n - 1)
+        spectrum = torch.fft.rfft(h, points)
+        generator = torch.Generator().manual_seed(0)
+        basis = torch.randn(size, n, dtype=h.dtype, generator=generator, device="cpu").to(h.device).mT
+        for _ in range(_SUBSPACE_ROUNDS):
+            basis = torch.linalg.qr(_hankel_product(spectrum, basis, points))[0]
+        inside = basis.mT @ _hankel_product(spectrum, basis, points)
+    values, vectors = torch.linalg.eigh((inside + inside.mT) / 2)
+    largest = values.abs().argsort(descending=True)
+    values, vectors = values[largest], vectors[:, largest]
+    if basis is None:
+        return values, vectors[:-1].mT @ vectors[1:], vectors[0], n * eps * float(values[0].abs())
+    squares = (h.square() * torch.arange(1, n + 1, device=h.device)).sum()
+    missing = (squares - values.square().sum()).clamp(min=0)
+    shift = vectors.mT @ (basis[:-1].mT @ basis[1:]) @ vectors
+    return values, shift, basis[0] @ vectors, float((n * (missing + 8 * eps * squares)).sqrt())
+
+
+def _hankel_product(spectrum: Tensor, basis: Tensor, points: int) -> Tensor:
+    """``H X`` for X ``(n, columns)``: a correlation, by FFT, a few columns at a time."""
+    rows = basis.mT.split(max(1, _FFT_ELEMENTS // points))
+    products = (torch.fft.irfft(spectrum * torch.fft.rfft(part, points).conj(), points) for part in rows)
+    return torch.cat([product[:, : len(basis)] for product in products]).mT
 
 
 def _fit(system: list[Tensor], s: int, gain: float, allowed: float) -> _Fit:
@@ -247,7 +210,7 @@ def _fit(system: list[Tensor], s: int, gain: float, allowed: float) -> _Fit:
     exact = k[0] - weights.real.sum()
     direct = exact.float().double()
     if bool((used.abs() >= 1).any()) or not bool(weights.isfinite().all() & direct.isfinite()):
-        return _Fit(moved, weights, 0.0, s, *(float("inf"),) * 4)
+        return _Fit(moved, weights, 0.0, s, gain, *(float("inf"),) * 4)
     bound = error = l1_error = amplification = 0.0
     for each in (moved, used):
         away = 1 - each.abs()
@@ -259,7 +222,7 @@ def _fit(system: list[Tensor], s: int, gain: float, allowed: float) -> _Fit:
     rounding = _ROUNDING * (amplification + abs(float(direct)))
     bound, l1_error, amplification = bound + rounding, l1_error + rounding, amplification / max(gain, 1e-300)
     # Both are upper bounds, unless the first exceeds what is allowed.
-    return _Fit(moved, weights, float(direct), s, bound, min(error + rounding, bound), l1_error, amplification)
+    return _Fit(moved, weights, float(direct), s, gain, bound, min(error + rounding, bound), l1_error, amplification)
 
 
 def _in_float32(poles: Tensor) -> tuple[Tensor, Tensor]:
@@ -285,13 +248,9 @@ def largest_difference(taps: Tensor, modes: Modes, *, enough: float = math.inf) 
     tap. Where these do not suffice, near poles close to the circle, intervals are divided until the bound is at most 4%
     above the largest value met.
 
-    Args:
-        taps: ``(n,)`` in float64, zero from lag n on.
-        modes: Modes of one channel, with all ``|p| < 1``.
-        enough: If a value above this is met, the first result is the largest value met and not a bound.
-
-    Returns:
-        Both bounds, without the rounding of float64.
+    taps are ``(n,)`` in float64, zero from lag n on; modes of one channel, with all ``|p| < 1``. Returns both bounds,
+    without the rounding of float64; if a value above ``enough`` is met, the first is the largest value met and not a
+    bound.
 
     Source: the inequality of Bernstein and Szegő for rational functions (Borwein, Erdélyi and Zhang 1994).
     """

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lagwise.ops.fused import TritonEngine, kernel, launch
-from lagwise.ops.fused.norm import row_programs
+from lagwise.ops.native import row_programs
 from lagwise.ops.operation import Values, compute_dtype, operation
 
 
@@ -150,7 +150,7 @@ def _launch(name: str, programs: int, x: Tensor, table: Tensor, *tensors: Tensor
     width = x.shape[2] // groups
     constants |= {"GROUPS": 1 << (groups - 1).bit_length(), "WIDTH": 1 << (width - 1).bit_length()}
     tensors = tuple(t.contiguous() for t in (x, table, *tensors))
-    launch(f"gate.{name}", (programs,), *tensors, rows, groups, width, **constants)
+    launch(f"layers.{name}", (programs,), *tensors, rows, groups, width, **constants)
 
 
 @kernel(lambda x, *_: x.new_empty(x.shape))

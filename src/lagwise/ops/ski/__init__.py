@@ -9,12 +9,14 @@ from lagwise.ops.ski.interpolation import (
     row_spacing,
     spaced_grid,
 )
-from lagwise.ops.ski.plans import PLANS, SAMPLED_LAGS, best_plan, plan_from_tolerance, ski_error
 from lagwise.ops.ski.products import (
+    PLANS,
+    SAMPLED_LAGS,
     SKIPlan,
+    best_plan,
     causal_ski_matrix,
     causal_ski_product,
-    ragged_ski_product,
+    ski_error,
     ski_product,
     ski_reference,
     split_kernel,

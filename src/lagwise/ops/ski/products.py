@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.constants import cached_tables
+from lagwise.ops.fused import TritonEngine
 from lagwise.ops.fused import convolution as fused_convolution
-from lagwise.ops.fused import fused
 from lagwise.ops.host import on_host
 from lagwise.ops.operation import (
     Engine,
@@ -43,11 +43,22 @@ from lagwise.ops.ski.interpolation import (
     spaced_grid,
 )
 from lagwise.ops.toeplitz.block import toeplitz_matrix
-from lagwise.ops.toeplitz.convolution import Chosen, convolution
-from lagwise.ops.toeplitz.direct import convolve, direct_gradients, owned
+from lagwise.ops.toeplitz.convolution import convolution
+from lagwise.ops.toeplitz.direct import convolve, owned
+
+# The channels and lags on which a plan is chosen.
+_SAMPLED_CHANNELS = 16
+SAMPLED_LAGS = 1024
 
 
-def ski_product(x: Tensor, coefficients: Tensor, *, degree: int = 1, local: tuple[Tensor, int] | None = None) -> Tensor:
+def ski_product(
+    x: Tensor,
+    coefficients: Tensor,
+    *,
+    degree: int = 1,
+    local: tuple[Tensor, int] | None = None,
+    rows: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> Tensor:
     """Sparse plus low-rank Toeplitz product ``T_sparse x + W A Wᵀ x`` over a whole signal, in O(m length + r log r).
 
     Formula: ``A_pq = a(p - q)`` between nodes p, q at even distances over the signal; W interpolates from the degree +
@@ -56,15 +67,19 @@ def ski_product(x: Tensor, coefficients: Tensor, *, degree: int = 1, local: tupl
     Args:
         x: ``(batch, length, channels)``.
         coefficients: ``(channels, 2 r - 1)``, the kernel at lags ``(1 - r) s`` to ``(r - 1) s`` with ``s = (length - 1)
-            / (r - 1)`` and r = min(rank, length) nodes.
+            / (r - 1)`` and r = min(rank, length) nodes. With rows ``(batch, channels, 2 r - 1)``, where s is the
+            `row_spacing` of each.
         degree: Degree of the interpolation.
         local: Taps of T_sparse ``(channels, m)`` and the index of lag 0 among them.
+        rows: Where rows are padded, and each has a grid of its own: the position of its first token, the number of
+            tokens from it to its last, and its number of nodes, each ``(batch,)``. A row with fewer tokens than nodes
+            has a node on every token; the remaining nodes lie beyond its end and meet no token.
 
     Returns:
-        A tensor like x.
+        A tensor like x, without meaning outside the rows, where x must be zero.
 
     Raises:
-        ValueError: For an even number of coefficients, another number of channels, or more nodes than tokens.
+        ValueError: For an even number of coefficients, another number of rows or channels, or more nodes than tokens.
 
     >>> x = torch.ones(1, 5, 1)
     >>> slope = torch.arange(-2.0, 3.0)[None]  # the kernel k(lag) = lag, at 3 nodes: lags -4, -2, 0, 2, 4 of 5 tokens
@@ -72,66 +87,21 @@ def ski_product(x: Tensor, coefficients: Tensor, *, degree: int = 1, local: tupl
     >>> torch.allclose(y.flatten(), torch.tensor([-10.0, -5.0, 0.0, 5.0, 10.0]), atol=1e-5)
     True
     """
-    rank = (coefficients.shape[1] + 1) // 2
-    if coefficients.shape[0] != x.shape[2] or coefficients.shape[1] % 2 == 0 or rank > x.shape[1]:
-        raise ValueError(
-            f"coefficients must be (channels={x.shape[2]}, 2 r - 1) with r at most the length {x.shape[1]}, "
-            f"got {tuple(coefficients.shape)}"
-        )
-    return _ski_product(x, coefficients, degree, local)
-
-
-def ragged_ski_product(
-    x: Tensor,
-    coefficients: Tensor,
-    first: Tensor,
-    lengths: Tensor,
-    *,
-    nodes: Tensor | None = None,
-    degree: int = 1,
-    local: tuple[Tensor, int] | None = None,
-) -> Tensor:
-    """`ski_product` of every row of a padded batch separately: rows of different lengths have different grids.
-
-    Formula: as in `ski_product`, with a row's nodes from its first token to its last. A row with fewer tokens than
-    nodes has a node on every token; the remaining nodes lie beyond its end and meet no token.
-
-    Shapes: x ``(batch, length, channels)``, zero outside the rows; first and lengths ``(batch,)``, the position of each
-    row's first token and the number of tokens from it to its last; coefficients ``(batch, channels, 2 r - 1)``, the
-    kernel at lags ``(1 - r) s`` to ``(r - 1) s`` with s = `row_spacing` of each row; nodes ``(batch,)``, each row's
-    number of nodes, r for all if None; local as in `ski_product`. Result like x, without meaning outside the rows. The
-    cost is O(m length + r log r) per row.
-
-    Preconditions: ValueError for an even number of coefficients, another number of rows or channels, or more nodes than
-    tokens.
-
-    Source: SKI-TNN §3.2.1 and alg. 1.
-    """
-    rank = (coefficients.shape[2] + 1) // 2
-    nodes = torch.full_like(lengths, rank) if nodes is None else nodes
-    if symbolic(x.shape[1]):
-        return _symbolic_rows(x, coefficients, first, lengths, nodes, degree, local)
-    if coefficients.shape[:2] != (len(x), x.shape[2]) or coefficients.shape[2] % 2 == 0 or rank > x.shape[1]:
-        raise ValueError(
-            f"coefficients must be (batch={len(x)}, channels={x.shape[2]}, 2 r - 1) with r at most the length "
-            f"{x.shape[1]}, got {tuple(coefficients.shape)}"
-        )
-    return _ski_product(x, coefficients, degree, local, (first, lengths, nodes))
-
-
-def _ski_product(
-    x: Tensor,
-    coefficients: Tensor,
-    degree: int,
-    local: tuple[Tensor, int] | None,
-    rows: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None),
-) -> Tensor:
-    dtype = compute_dtype(x, coefficients)
-    if local is not None:
-        dtype = torch.promote_types(dtype, compute_dtype(x, local[0]))
-    taps, origin = local or (None, 0)
+    if rows is not None and symbolic(x.shape[1]):
+        return _symbolic_rows(x, coefficients, *rows, degree, local)
+    lead = (x.shape[2],) if rows is None else (len(x), x.shape[2])
     middle = coefficients.shape[-1] // 2
-    return _sparse_plus_smooth(x, taps, coefficients.to(dtype), *rows, origin, middle, middle + 1, 0, degree)
+    if coefficients.shape[:-1] != lead or coefficients.shape[-1] % 2 == 0 or middle >= x.shape[1]:
+        expected = f"{'' if rows is None else f'batch={len(x)}, '}channels={x.shape[2]}, 2 r - 1"
+        raise ValueError(
+            f"coefficients must be ({expected}) with r at most the length {x.shape[1]}, got {tuple(coefficients.shape)}"
+        )
+    dtype, (taps, origin) = compute_dtype(x, coefficients), local or (None, 0)
+    if taps is not None:
+        dtype = torch.promote_types(dtype, compute_dtype(x, taps))
+    first, lengths, nodes = rows or (None, None, None)
+    sizes = (origin, middle, middle + 1, 0, degree)
+    return _sparse_plus_smooth(x, taps, coefficients.to(dtype), first, lengths, nodes, *sizes)
 
 
 def ski_reference(x: Tensor, coefficients: Tensor, *, degree: int = 1) -> Tensor:
@@ -238,19 +208,9 @@ def _sparse_plus_smooth(
     spacing: int,
     degree: int,
 ) -> Tensor:
-    """``T_sparse x + W A Wᵀ x``: like x, in the dtype of the coarse taps within.
-
-    Args:
-        x: ``(batch, length, channels)``.
-        taps: Those of T_sparse ``(channels, n)``, if any.
-        coarse: Those of A, ``(channels, n)``, or ``(batch, channels, n)`` for rows with individual grids. Taps beyond
-            the number of nodes are not used.
-        first, lengths, row_nodes: Arguments of `row_weights`, if rows have individual grids.
-        origin, coarse_origin: Indices of lag 0 among the taps.
-        rank: Nodes of an `inducing_grid`; used where there is no spacing.
-        spacing: Of a `spaced_grid`, or 0.
-        degree: Degree of the interpolation.
-    """
+    """``T_sparse x + W A Wᵀ x``, in the dtype of the coarse taps within: those of A, of which taps beyond the number of
+    nodes are not used. Nodes are a `spaced_grid` if there is a spacing, otherwise an `inducing_grid` of this rank, or
+    those of `row_weights`."""
     grid, signal = _grid(x.shape[1], rank, spacing, degree), x.to(coarse.dtype)
     rows = None if first is None or lengths is None or row_nodes is None else (first, lengths, row_nodes)
     z, blocks = _at_nodes(signal, grid, rows and row_weights(*rows, grid))
@@ -258,19 +218,18 @@ def _sparse_plus_smooth(
     return (y if taps is None else y + convolution(signal, taps, origin, "direct")).to(x.dtype)
 
 
-@_sparse_plus_smooth.engine("shared")
 class _Shared(Engine):
     """A sum whose terms share one result, forward and backward, where autograd would compute one each and add them."""
 
-    @staticmethod
-    def forward(x: Tensor, taps: Tensor | None, coarse: Tensor, *rest: Any) -> tuple[Tensor, Values]:
+    @classmethod
+    def forward(cls, x: Tensor, taps: Tensor | None, coarse: Tensor, *rest: Any) -> tuple[Tensor, Values]:
         *rows, origin, coarse_origin, rank, spacing, degree = rest
         grid, signal = _grid(x.shape[1], rank, spacing, degree), x.to(coarse.dtype)
         z, blocks = _at_nodes(signal, grid, _cached_rows(rows, grid, coarse))
-        return _both(x, taps, origin, _smoothed(z, coarse, coarse_origin), grid, blocks), (z, *blocks)
+        return cls.both(x, taps, origin, _smoothed(z, coarse, coarse_origin), grid, blocks), (z, *blocks)
 
-    @staticmethod
-    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+    @classmethod
+    def backward(cls, args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
         x, taps, coarse, *rows, origin, coarse_origin, rank, spacing, degree = args
         grid, grad = _grid(x.shape[1], rank, spacing, degree), grads[0]
         if saved:
@@ -282,40 +241,48 @@ class _Shared(Engine):
             signal, kernel = _as_channels(z, coarse)
             nodes, _ = _as_channels(restrict(grad.to(coarse.dtype), grid, blocks), coarse)
             arguments = (signal, kernel[:, : grid.nodes + coarse_origin], coarse_origin, "spectral", 1)
-            dz, dcoarse, *_ = Chosen.backward(arguments, (), [nodes], (needs_grad[0], needs_grad[2]))
+            dz, dcoarse = convolution.gradients(arguments, (), [nodes], (needs_grad[0], needs_grad[2]))
             if dcoarse is not None:
                 dcoarse = F.pad(dcoarse, (0, kernel.shape[1] - dcoarse.shape[1])).view_as(coarse)
             if dz is not None:
-                dx = _both(grad, taps, origin, _as_rows(dz, z), grid, blocks, adjoint=True)
+                dx = cls.both(grad, taps, origin, _as_rows(dz, z), grid, blocks, adjoint=True)
         if taps is not None and needs_grad[1]:
-            _, dtaps = direct_gradients(grad, x, taps, origin, 1, (False, True))
-        return dx, dtaps, dcoarse, *([None] * 8)
+            _, dtaps = convolution.gradients((x, taps, origin, "direct", 1), (), grads, (False, True))
+        return dx, dtaps, dcoarse
+
+    @staticmethod
+    def both(
+        x: Tensor,
+        taps: Tensor | None,
+        origin: int,
+        z: Tensor,
+        grid: NodeGrid,
+        blocks: BlockWeights,
+        *,
+        adjoint: bool = False,
+    ) -> Tensor:
+        """``T_sparse x + W z``, with the adjoint of T_sparse on request: like x, in one tensor."""
+        near = None
+        if taps is not None:
+            taps, origin = (taps.flip(1), taps.shape[1] - 1 - origin) if adjoint else (taps, origin)
+            near = convolve(x.to(z.dtype), *_balanced(taps, origin))
+        return owned(prolong(z, grid, blocks, into=near).to(x.dtype))
 
 
-# The grid depends on the length, for which it would be compiled anew.
-_sparse_plus_smooth.in_graphs(
-    "ski_product", lambda x, *_: x.new_empty(x.shape), engine=_Shared, constants="first lengths row_nodes"
-)
+@_sparse_plus_smooth.engine("triton")
+class _SharedKernels(_Shared):
+    @staticmethod
+    def serves(x: Tensor, taps: Tensor | None, coarse: Tensor, *_: Any) -> bool:
+        return taps is not None and TritonEngine.serves(x, taps, coarse)
 
-
-def _both(
-    x: Tensor,
-    taps: Tensor | None,
-    origin: int,
-    z: Tensor,
-    grid: NodeGrid,
-    blocks: BlockWeights,
-    *,
-    adjoint: bool = False,
-) -> Tensor:
-    """``T_sparse x + W z``, with the adjoint of T_sparse on request: like x, in one tensor."""
-    if taps is not None and fused(x, taps, z):
+    @staticmethod
+    def both(x, taps, origin, z, grid, blocks, *, adjoint=False) -> Tensor:
         return fused_convolution.convolve(x, taps, prolong(z, grid, blocks), origin, -1 if adjoint else 1, False)
-    near = None
-    if taps is not None:
-        taps, origin = (taps.flip(1), taps.shape[1] - 1 - origin) if adjoint else (taps, origin)
-        near = convolve(x.to(z.dtype), *_balanced(taps, origin))
-    return owned(prolong(z, grid, blocks, into=near).to(x.dtype))
+
+
+_sparse_plus_smooth.engine("shared")(_Shared)
+# The grid depends on the length, for which it would be compiled anew.
+_sparse_plus_smooth.in_graphs("ski_product", lambda x, *_: x.new_empty(x.shape), constants="first lengths row_nodes")
 
 
 def _grid(length: int, rank: int, spacing: int, degree: int) -> NodeGrid:
@@ -369,7 +336,7 @@ def _symbolic_rows(
     degree: int,
     local: tuple[Tensor, int] | None,
 ) -> Tensor:
-    """`ragged_ski_product` at a symbolic length, by dense W and A: O(length * rank). The arguments of one row are for
+    """`ski_product` of rows at a symbolic length, by dense W and A: O(length * rank). The arguments of one row are for
     all rows."""
     dtype, rank = compute_dtype(x, coefficients), (coefficients.shape[2] + 1) // 2
     degree = degree if symbolic(rank) else min(degree, rank - 1)
@@ -436,3 +403,76 @@ def _split_constants(plan: SKIPlan) -> tuple[Tensor, Tensor]:
         for node in range(plan.degree + 1):
             spread += w[token, node] * w[token : token + plan.width, node : node + count].t()
     return ramp, spread / plan.spacing
+
+
+def best_plan(taps: Tensor, tolerance: float, *, ends: bool = False) -> tuple[SKIPlan, float]:
+    """The cheapest plan whose estimated error on a kernel is within the tolerance, or the most accurate one if there is
+    none; and that error.
+
+    The estimate is `ski_error` on the 16 roughest channels (by second differences) and the first 1024 lags, relative
+    as the tolerance. The choice depends on values, so an exported model cannot make it.
+
+    Shapes: taps ``(channels, n)``, lag 0 first. ``ends``: whether the kernel is zero beyond the taps; otherwise it is
+    not examined there.
+
+    >>> smooth = 0.999 ** torch.arange(4096.0)[None]
+    >>> plan, error = best_plan(smooth, 1e-3)
+    >>> plan.spacing > 1, error < 1e-3
+    (True, True)
+    """
+    taps = taps.detach()
+    roughness = taps.diff(n=2, dim=1).abs().sum(1) / taps.abs().sum(1).clamp(min=1e-30)
+    chosen = roughness.topk(min(_SAMPLED_CHANNELS, len(taps))).indices
+    ends = ends and taps.shape[1] <= SAMPLED_LAGS
+    sample = taps[chosen, :SAMPLED_LAGS]
+    best: tuple[SKIPlan, float] | None = None
+    for plan in PLANS:
+        error = ski_error(sample, plan, ends=ends)
+        if best is None or error < best[1]:
+            best = plan, error
+        if error <= tolerance:
+            break
+    assert best is not None
+    return best
+
+
+# From the cheapest to the most accurate, by measurement (docs/log.md, "SKI plans").
+PLANS = (
+    SKIPlan(16, 64, 1),
+    SKIPlan(8, 64, 1),
+    SKIPlan(8, 64, 3),
+    SKIPlan(8, 96, 3),
+    SKIPlan(4, 96, 3),
+    SKIPlan(4, 128, 5),
+    SKIPlan(2, 128, 5),
+)
+
+
+@torch.no_grad()
+def ski_error(taps: Tensor, plan: SKIPlan, *, ends: bool = False) -> float:
+    """Largest error of `causal_ski_product` on signals within [-1, 1], relative to the largest output.
+
+    Formula: ``max_c sum_l max_p |T̃_p(l) - k(l)| / sum_l |k(l)|``, where p is the position of the earlier token in its
+    cell: at least the relative error of the operator in the maximum norm, for these channels and lags.
+
+    Args:
+        taps: ``(channels, n)``, lag 0 first.
+        plan: How the kernel is split.
+        ends: Whether the kernel is zero beyond the taps, so that the error of interpolating over its end counts.
+            Otherwise it continues, and the last lags, where interpolation would need later ones, are left out.
+    """
+    edge = (plan.degree + 1) * plan.spacing
+    taps = taps.double()
+    total = taps.abs().sum(1).clamp(min=1e-300)
+    if ends:
+        taps = F.pad(taps, (0, 2 * edge))
+    length = taps.shape[1]
+    nodes = max(plan.short_nodes, plan.grid(length + plan.spacing).nodes)
+    padded = F.pad(taps, (0, max(plan.width, nodes * plan.spacing) - length))
+    short, coarse = split_kernel(padded[:, : plan.width], padded[:, :: plan.spacing][:, :nodes], plan)
+    # An impulse at each position in the first cell gives the operator's column there.
+    signal = torch.eye(plan.spacing, length + plan.spacing, dtype=taps.dtype, device=taps.device)
+    answers = causal_ski_product(signal[..., None].expand(-1, -1, len(taps)), short, coarse, plan)
+    lags = max(1, length - edge)
+    errors = torch.stack([answer[p : p + lags] - taps.t()[:lags] for p, answer in enumerate(answers)])
+    return (errors.abs().amax(0).sum(0) / total).max().item()

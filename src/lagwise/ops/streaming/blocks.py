@@ -34,13 +34,16 @@ class _ByChannel:
         # Contiguous, because the rows of an expanded tensor share memory, which cannot be written to.
         return _ByChannel(None if self.values is None else change(self.values).contiguous(), self.done)
 
-    def upto(self, stop: int, new: Callable[[], Tensor], compute: Callable[[slice], Tensor]) -> Tensor:
-        """The tensor with at least ``stop`` channels, in new storage if its own may not be written to."""
-        if self.values is None or (self.done < stop and not may_write(self.values)):
-            self.values, self.done = new(), 0
-        if self.done < stop:
-            self.values[..., self.done : stop, :] = compute(slice(self.done, stop))
-            self.done = stop
+    def upto(self, stop: int, channels: int, compute: Callable[[slice], Tensor]) -> Tensor:
+        """The tensor with at least ``stop`` of its channels, in new storage if its own may not be written to."""
+        if self.values is not None and self.done >= stop:
+            return self.values
+        kept = self.values if self.values is not None and may_write(self.values) else None
+        start = 0 if kept is None else self.done
+        part = compute(slice(start, stop))
+        self.values = part.new_empty((*part.shape[:-2], channels, part.shape[-1])) if kept is None else kept
+        self.values[..., start:stop, :] = part
+        self.done = stop
         return self.values
 
 
@@ -107,15 +110,10 @@ class OnlineTaps:
         the end of earlier groups."""
         first = (distance - 1) * size
         taps = self._taps_upto(first + 2 * size)[:, first : first + 2 * size]
+        compute = lambda part: torch.fft.rfft(taps[part], 2 * size)  # noqa: E731
         if torch.is_grad_enabled():
-            return torch.fft.rfft(taps[group], 2 * size)
-        dtype = torch.promote_types(taps.dtype, torch.complex64)
-        spectra = self._spectra[size, distance].upto(
-            group.stop,
-            lambda: taps.new_empty((len(taps), size + 1), dtype=dtype),
-            lambda part: torch.fft.rfft(taps[part], 2 * size),
-        )
-        return spectra[group]
+            return compute(group)
+        return self._spectra[size, distance].upto(group.stop, len(taps), compute)[group]
 
 
 class BlockSpectrum:
@@ -142,22 +140,14 @@ class BlockSpectrum:
         if source is None:
             assert self.points.values is not None
             return self.points.values[:, group]
-        batch, size, channels = source.shape
+        _, size, channels = source.shape
+        compute = lambda part: torch.fft.rfft(source[..., part].transpose(1, 2).contiguous(), 2 * size)  # noqa: E731
         if torch.is_grad_enabled():
-            return _rfft_padded(source[..., group])
-        dtype = torch.promote_types(source.dtype, torch.complex64)
-        points = self.points.upto(
-            group.stop,
-            lambda: source.new_empty((batch, channels, size + 1), dtype=dtype),
-            lambda part: _rfft_padded(source[..., part]),
-        )
+            return compute(group)
+        points = self.points.upto(group.stop, channels, compute)
         if self.points.done == channels:
             self.source = None
         return points[:, group]
-
-
-def _rfft_padded(source: Tensor) -> Tensor:
-    return torch.fft.rfft(source.transpose(1, 2).contiguous(), 2 * source.shape[1])
 
 
 class Contribution:
@@ -168,12 +158,7 @@ class Contribution:
     """
 
     def __init__(
-        self,
-        taps: OnlineTaps,
-        size: int,
-        block: int,
-        blocks: Mapping[int, BlockSpectrum],
-        result: _ByChannel,
+        self, taps: OnlineTaps, size: int, block: int, blocks: Mapping[int, BlockSpectrum], result: _ByChannel
     ):
         self.taps, self.size, self.block, self.blocks = taps, size, block, blocks
         self.result = result
@@ -211,14 +196,12 @@ class Contribution:
         """Compute the first so many channels, and more if a transform of them would have too few rows."""
         if self.result.done >= channels or torch.is_grad_enabled():
             return  # `part` computes everything at once if there are gradients
-        near, batch = self.taps.near, self._batch()
-        width, rows = near.shape[1], -(-_MIN_ROWS // batch)
-        stop = min(width, -(-channels // rows) * rows)
-        self.result.upto(stop, lambda: near.new_empty((batch, width, self.size)), self._channels)
+        width, rows = self.taps.channels, -(-_MIN_ROWS // self._batch())
+        self.result.upto(min(width, -(-channels // rows) * rows), width, self._channels)
 
     def part(self, start: int, stop: int) -> Tensor:
         """Return tokens start..stop of the block, ``(batch, channels, stop - start)``."""
-        width = self.taps.near.shape[1]
+        width = self.taps.channels
         if torch.is_grad_enabled() and self.result.done < width:
             self.result = _ByChannel(self._channels(slice(0, width)), width)
         group = max(1, _GROUP_ELEMENTS // (4 * self.size * self._batch()))
@@ -231,14 +214,12 @@ class Contribution:
         return next(iter(self.blocks.values())).batch
 
     def _channels(self, group: slice) -> Tensor:
-        total: Tensor | None = None
-        for i, block in self.blocks.items():
-            points, taps = block.spectrum(group), self.taps.spectrum(self.size, self.block - i, group)
-            if total is None:
-                total = points * taps
-            else:
-                total = total.addcmul(points, taps) if torch.is_grad_enabled() else total.addcmul_(points, taps)
-        assert total is not None
+        pairs = [
+            (b.spectrum(group), self.taps.spectrum(self.size, self.block - i, group)) for i, b in self.blocks.items()
+        ]
+        total = pairs[0][0] * pairs[0][1]
+        for points, taps in pairs[1:]:
+            total = total.addcmul(points, taps) if torch.is_grad_enabled() else total.addcmul_(points, taps)
         return torch.fft.irfft(total, 2 * self.size)[..., self.size :]
 
 

@@ -5,7 +5,6 @@ from lagwise.ops.toeplitz.convolution import (
     convolution,
     gated_product,
     reachable_taps,
-    spectral_product,
     truncation_length,
 )
 from lagwise.ops.toeplitz.dilated import (

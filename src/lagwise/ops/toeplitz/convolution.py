@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,16 +13,13 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import has_static_value
 
 from lagwise.ops import native
+from lagwise.ops.fused import TritonEngine, fused, joined
+from lagwise.ops.fused import convolution as fused_convolution
 from lagwise.ops.fused import frames as fused_frames
-from lagwise.ops.fused import fused, joined
 from lagwise.ops.operation import (
-    PLAIN,
     Engine,
-    Operation,
     Values,
     compute_dtype,
-    definitions_only,
-    graph_operator,
     in_graph,
     operation,
     symbolic,
@@ -30,7 +27,7 @@ from lagwise.ops.operation import (
 from lagwise.ops.toeplitz import direct, spectral
 from lagwise.ops.toeplitz.block import centre
 from lagwise.ops.toeplitz.direct import symbolic_product
-from lagwise.ops.tokens import with_biases
+from lagwise.ops.tokens import silu_product, with_biases
 
 # Largest numbers of lags for which this engine is faster, forward and backward, on the CPU in float32, with and without
 # the loops of `native`, for at least as many channels as fill a vector (docs/log.md, "few lags").
@@ -38,77 +35,24 @@ _FEW_LAGS, _FEW_LAGS_WITHOUT_NATIVE, _VECTOR_CHANNELS = 128, 64, 16
 _FEW_LAGS_ON_GPU = 24  # docs/concepts.md, "Engines on a GPU"
 
 
-def spectral_product(x: Tensor, spectrum: Tensor) -> Tensor:
-    """`toeplitz_product` for a two-sided kernel given in the frequency domain: its taps are never transformed.
-
-    Formula: ``y = irfft(rfft(x, n) * spectrum, n)`` with n = 2 (points - 1).
-
-    Args:
-        x: ``(batch, length, channels)``.
-        spectrum: ``(2, channels, points)``, real and imaginary parts of the rfft of n taps on a circle, lag 0 first and
-            negative lags at the end. Separate parts, because a matrix product produces them.
-
-    Returns:
-        A tensor like x. Precision and round-off as in `toeplitz_product`.
-
-    Raises:
-        ValueError: For an empty signal, a signal longer than n / 2, whose lags do not fit on the circle, or a spectrum
-            with other channels.
-
-    Source: SKI-TNN §3.3.2.
-    """
-    if x.dim() != 3 or x.shape[1] == 0 or not x.is_floating_point():
-        raise ValueError(f"x must be (batch, length >= 1, channels) of real numbers, got {tuple(x.shape)} {x.dtype}")
-    if spectrum.dim() != 3 or spectrum.shape[:2] != (2, x.shape[2]) or spectrum.is_complex():
-        expected = f"(2, channels={x.shape[2]}, points) of real numbers"
-        raise ValueError(f"spectrum must be {expected}, got {tuple(spectrum.shape)} {spectrum.dtype}")
-    n_fft = 2 * (spectrum.shape[2] - 1)
-    if 2 * x.shape[1] > n_fft:
-        raise ValueError(f"{spectrum.shape[2]} points serve at most {n_fft // 2} tokens, got {x.shape[1]}")
-    return convolution(x, spectrum, 0, "fft")
-
-
-class Form(Protocol):
-    """A product ``y = x * k`` of a signal ``(batch, length, channels)`` and one kernel per channel.
-
-    It is defined by three contractions of ``<g, x * k>``: 0 gives y from x and k, 1 the gradient of x from g and k, and
-    2 the gradient of k from g and x. The gradients of each contraction are the other two.
-    """
-
-    @property
-    def channel_axis(self) -> int: ...  # of the kernel
-
-    def contract(self, index: int, a: Tensor, b: Tensor, /) -> Tensor: ...  # without a gradient
-
-
-class Bilinear(Operation):
-    """An operation that is linear in its first two arguments, a signal and a kernel: differentiable any number of times
-    and under `torch.func`, always by fast contractions.
-
-    It decorates a function that returns the `Form` for the same arguments: signal, kernel and settings.
-    """
-
-    def __init__(self, form: Callable[..., Form]):
-        super().__init__(form)
-        self.plain = self._product
-
-    def _product(self, x: Tensor, kernel: Tensor, *settings: Any) -> Tensor:
-        form = self.definition(x, kernel, *settings)
-        if torch.compiler.is_compiling():  # exporters refuse some rules of a contraction
-            return form.contract(0, x, kernel)
-        return _Contraction.apply(x, kernel, 0, form)
+class _Settings(NamedTuple):
+    origin: int
+    engine: str
+    dilation: int
+    count: int  # of taps
 
 
 class _Contraction(torch.autograd.Function):
-    """A contraction, with rules for every transform."""
+    """A contraction of ``<g, x * k>``, with rules for every transform: number 0 gives y from x and k, 1 the gradient of
+    x from g and k, and 2 that of k from g and x. The gradients of each are the other two."""
 
     @staticmethod
-    def forward(a: Tensor, b: Tensor, index: int, form: Form) -> Tensor:
-        return form.contract(index, a, b)
+    def forward(a: Tensor, b: Tensor, index: int, settings: _Settings) -> Tensor:
+        return _contract(a, b, index, settings)
 
     @staticmethod
-    def setup_context(ctx, inputs: tuple[Tensor, Tensor, int, Form], output: Tensor) -> None:
-        a, b, ctx.index, ctx.form = inputs
+    def setup_context(ctx, inputs: tuple[Tensor, Tensor, int, _Settings], output: Tensor) -> None:
+        a, b, ctx.index, ctx.settings = inputs
         ctx.save_for_backward(a, b)
         ctx.save_for_forward(a, b)
 
@@ -118,67 +62,52 @@ class _Contraction(torch.autograd.Function):
         operands.insert(ctx.index, grad)  # in the place of the result
         for position, needed in zip(sorted({0, 1, 2} - {ctx.index}), ctx.needs_input_grad[:2], strict=True):
             others = [operand for other, operand in enumerate(operands) if other != position]
-            gradient = _Contraction.apply(*others, position, ctx.form).to(operands[position].dtype) if needed else None
-            gradients.append(gradient)
+            gradient = _Contraction.apply(*others, position, ctx.settings) if needed else None
+            gradients.append(None if gradient is None else gradient.to(operands[position].dtype))
         return *gradients, None, None
 
     @staticmethod
     def jvp(ctx, a_tangent: Tensor, b_tangent: Tensor, *_: None) -> Tensor:
         a, b = ctx.saved_tensors
-        settings = (ctx.index, ctx.form)
+        settings = (ctx.index, ctx.settings)
         return _Contraction.apply(a_tangent, b, *settings) + _Contraction.apply(a, b_tangent, *settings)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple, a: Tensor, b: Tensor, index: int, form: Form) -> tuple[Tensor, int]:
+    def vmap(info: Any, in_dims: tuple, a: Tensor, b: Tensor, index: int, settings: _Settings) -> tuple[Tensor, int]:
         """Several signals with one kernel become a larger batch; signals with one kernel each become more channels."""
         if index != 2 and in_dims[1] is None:
             folded = a.movedim(in_dims[0], 0).flatten(0, 1)
-            return _Contraction.apply(folded, b, index, form).unflatten(0, (info.batch_size, -1)), 0
-        folded = []
-        for t, dim, axis in zip((a, b), in_dims[:2], (2, form.channel_axis if index != 2 else 2), strict=True):
+            return _Contraction.apply(folded, b, index, settings).unflatten(0, (info.batch_size, -1)), 0
+        folded, channels_of_b = [], 0 if index != 2 else 2
+        for t, dim, axis in zip((a, b), in_dims[:2], (2, channels_of_b), strict=True):
             t = t.unsqueeze(axis) if dim is None else t.movedim(dim, axis)
             folded.append(t.expand(*t.shape[:axis], info.batch_size, *t.shape[axis + 1 :]).flatten(axis, axis + 1))
-        axis = form.channel_axis if index == 2 else 2
-        return _Contraction.apply(*folded, index, form).unflatten(axis, (info.batch_size, -1)), axis
+        axis = 0 if index == 2 else 2
+        return _Contraction.apply(*folded, index, settings).unflatten(axis, (info.batch_size, -1)), axis
 
 
-class _Settings(NamedTuple):
-    origin: int
-    engine: str
-    dilation: int
-    count: int  # of taps, or of frequencies
-    channel_axis: int  # of the kernel
+def _contract(a: Tensor, b: Tensor, index: int, settings: _Settings) -> Any:
+    origin, engine, dilation, count = settings
+    x, kernel, needs_grad = a, b, (True, False)
+    if index == 2:
+        x, kernel, needs_grad = b, b.new_empty((b.shape[2], count), dtype=compute_dtype(a, b)), (False, True)
+    args = (x, kernel, origin, engine, dilation)
+    if index == 0 and symbolic(x.shape[1]):
+        return symbolic_product(x, kernel, origin, dilation)
+    by = _Direct if is_direct(x, kernel, engine, dilation) else _FFT
+    return by.evaluate(*args) if index == 0 else by.backward(args, (), [a], needs_grad)[index - 1]
 
 
-class _Contractions(_Settings):
-    """`convolution` as a `Form`, in PyTorch's operations."""
-
-    def contract(self, index: int, a: Tensor, b: Tensor) -> Any:
-        if index == 0:
-            if symbolic(a.shape[1]) and self.channel_axis == 0:
-                return symbolic_product(a, b, self.origin, self.dilation)
-            return self._engine(a, b).forward(a, b, *self[:3])[0]
-        if index == 1:
-            return self.gradients(a, a, b, (True, False))[0]
-        shape = (b.shape[2], self.count) if self.channel_axis == 0 else (2, b.shape[2], self.count)
-        return self.gradients(a, b, b.new_empty(shape, dtype=compute_dtype(a, b)), (False, True))[1]
-
-    def gradients(self, grad: Tensor, x: Tensor, kernel: Tensor, needs_grad: Sequence[bool]) -> Any:
-        return self._engine(x, kernel).backward((x, kernel, *self[:3]), (), [grad], needs_grad)[:2]
-
-    def _engine(self, x: Tensor, kernel: Tensor) -> type[Engine]:
-        return _Direct if is_direct(x, kernel, self.engine, self.dilation) else _FFT
-
-
-@Bilinear
-def convolution(x: Tensor, kernel: Tensor, origin: int, engine: str = "auto", dilation: int = 1) -> Form:
-    """Convolve every channel of a signal with its own kernel.
+@operation
+def convolution(x: Tensor, kernel: Tensor, origin: int, engine: str = "auto", dilation: int = 1) -> Tensor:
+    """Convolve every channel of a signal with its own kernel: linear in both, and differentiable any number of times
+    and under `torch.func` by fast contractions.
 
     Formula: ``y_i = sum_m kernel_m x_{i - (m - origin) dilation}``.
 
     Args:
         x: ``(batch, length, channels)``.
-        kernel: Taps ``(channels, n_taps)`` with lag 0 at index ``origin``, or frequencies as in `spectral_product`.
+        kernel: Taps ``(channels, n_taps)`` with lag 0 at index ``origin``.
         origin: Index of lag 0.
         engine: ``auto``, ``fft``, ``overlap_save`` or ``direct`` as in `toeplitz_product`, which checks the arguments;
             or ``spectral``, which is ``auto`` without the direct product.
@@ -189,20 +118,20 @@ def convolution(x: Tensor, kernel: Tensor, origin: int, engine: str = "auto", di
 
     Source: TNN eq. 4. Lag by lag: SKI-TNN §3.2 (T_sparse); TCNCA §2 (dilated).
     """
-    return _Contractions(origin, engine, dilation, kernel.shape[-1], kernel.dim() - 2)
+    settings = _Settings(origin, engine, dilation, kernel.shape[1])
+    if torch.compiler.is_compiling():  # exporters refuse some rules of a contraction
+        return _contract(x, kernel, 0, settings)
+    return _Contraction.apply(x, kernel, 0, settings)
 
 
 def is_direct(x: Tensor, kernel: Tensor, engine: str, dilation: int = 1) -> bool:
-    """Whether the product is computed lag by lag."""
-    return engine == "direct" or dilation > 1 or (engine == "auto" and kernel.dim() == 2 and few_lags(x, kernel))
-
-
-def few_lags(x: Tensor, taps: Tensor) -> bool:
-    """Whether direct products are fastest for this signal and these taps ``(channels, n_taps)``."""
-    count = taps.shape[1]
-    if fused(x, taps):
+    """Whether the product is computed lag by lag: on request, or where it is fastest, because there are few lags."""
+    if engine != "auto" or dilation > 1:
+        return engine == "direct" or dilation > 1
+    count = kernel.shape[1]
+    if fused(x, kernel):
         return count <= _FEW_LAGS_ON_GPU
-    if x.device.type != "cpu" or compute_dtype(x, taps) != torch.float32 or x.shape[2] < _VECTOR_CHANNELS:
+    if x.device.type != "cpu" or compute_dtype(x, kernel) != torch.float32 or x.shape[2] < _VECTOR_CHANNELS:
         return False
     # In this order, so that the C loops are compiled only for a number between the two.
     return count <= _FEW_LAGS_WITHOUT_NATIVE or (count <= _FEW_LAGS and native.available())
@@ -249,20 +178,36 @@ def truncation_length(decay: float, tolerance: float) -> int | None:
     return max(1, math.ceil(math.log(tolerance) / math.log(decay)))
 
 
-@convolution.engine("direct")
-class _Direct(Engine):
+@convolution.engine("triton_direct")
+class _DirectKernel(Engine):
     @staticmethod
     def serves(x: Tensor, kernel: Tensor, origin: int, engine: str, dilation: int) -> bool:
-        return is_direct(x, kernel, engine, dilation)
+        return is_direct(x, kernel, engine, dilation) and TritonEngine.serves(x, kernel)
 
     @staticmethod
-    def forward(x: Tensor, kernel: Tensor, origin: int, engine: str, dilation: int) -> tuple[Tensor, Values]:
-        return direct.direct_values(x, kernel, origin, dilation), ()
+    def evaluate(x: Tensor, kernel: Tensor, origin: int, engine: str, dilation: int) -> Tensor:
+        return fused_convolution.convolve(x, kernel, None, origin, dilation, False)
 
     @staticmethod
     def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
         x, kernel, origin, _, dilation = args
-        return *direct.direct_gradients(grads[0], x, kernel, origin, dilation, needs_grad[:2]), None, None, None
+        dx = fused_convolution.convolve(grads[0], kernel, None, origin, -dilation, False) if needs_grad[0] else None
+        if not needs_grad[1]:
+            return (dx,)
+        parts = fused_convolution.tap_gradient_parts(x, kernel)
+        fused_convolution.convolution_gradients(grads[0], x, kernel, parts, origin, dilation, False)
+        return dx, fused_convolution.summed_parts(parts).to(kernel.dtype)
+
+
+@convolution.engine("direct")
+class _Direct(Engine):
+    serves = staticmethod(lambda x, kernel, _, engine, dilation: is_direct(x, kernel, engine, dilation))
+    evaluate = staticmethod(lambda x, kernel, origin, _, dilation: direct.direct_values(x, kernel, origin, dilation))
+
+    @staticmethod
+    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+        x, kernel, origin, _, dilation = args
+        return direct.direct_gradients(grads[0], x, kernel, origin, dilation, needs_grad)
 
 
 class _Planned(Engine):
@@ -277,14 +222,15 @@ class _Planned(Engine):
         return cls.faster(x, kernel) and not is_direct(x, kernel, engine, dilation)
 
     @classmethod
-    def forward(cls, x: Tensor, kernel: Tensor, origin: int, engine: str, dilation: int) -> tuple[Tensor, Values]:
-        return cls.product(x, kernel, spectral.plan_of(x, kernel, origin, engine)), ()
+    def evaluate(cls, x: Tensor, kernel: Tensor, origin: int, engine: str, dilation: int) -> Tensor:
+        return cls.product(x, kernel, spectral.plan_product(x.shape[1], kernel.shape[1], origin, engine))
 
     @classmethod
     def backward(cls, args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
         x, kernel, origin, engine, _ = args
-        plan = spectral.plan_of(x, kernel, origin, engine)
-        return *cls.gradients(grads[0], x, kernel, plan, needs_grad)[:2], None, None, None
+        return cls.gradients(
+            grads[0], x, kernel, spectral.plan_product(x.shape[1], kernel.shape[1], origin, engine), needs_grad
+        )[:2]
 
 
 @convolution.engine("triton")
@@ -304,87 +250,66 @@ class _FFT(_Planned):
     product, gradients = staticmethod(spectral.fft_values), staticmethod(spectral.fft_gradients)
 
 
-class Chosen(Engine):
-    """The engine that serves when it is called: in a graph for all lengths, at each step."""
-
-    @staticmethod
-    def forward(*args: Any) -> Any:
-        return _serving(args).forward(*args)
-
-    @staticmethod
-    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
-        return _serving(args).backward(args, saved, grads, needs_grad)
-
-
-def _serving(args: Values) -> type[Engine]:
-    return next(engine for engine in convolution.engines.values() if engine.serves(*args))
-
-
 # Plans, and the shapes of images and padding, would be compiled anew for every length of the signal.
-convolution.in_graphs(
-    "toeplitz_product", lambda x, *_: torch.empty_like(x, memory_format=torch.contiguous_format), engine=Chosen
-)
+convolution.in_graphs("toeplitz_product", lambda x, *_: torch.empty_like(x, memory_format=torch.contiguous_format))
 
 
 def gated_product(
     gate: Tensor, value: Tensor, kernel: Tensor, origin: int, engine: str, biases: Tensor | None = None
-) -> Tensor | None:
-    """``silu(gate) * (kernel * silu(value))`` where kernels on a GPU or loops in C serve the product by FFT, and it has
-    not so few lags that the direct engine is faster; otherwise None.
+) -> Tensor:
+    """``silu(gate) * (kernel * silu(value))``, in one engine where kernels on a GPU or loops in C serve the product by
+    FFT, and it has not so few lags that the direct engine is faster.
 
     Shapes: gate and value ``(batch, length, channels)``; kernel, taps ``(channels, n_taps)`` with lag 0 at index
-    origin, or frequencies as of `spectral_product`; biases ``(2, channels)``, added to gate and value before, which
-    only loops do; result like the gate. On a GPU, spectra are float32, and kept for the gradient. A graph for all
-    lengths computes them again, since the length of its FFTs is no symbol. Loops compute the product again.
+    origin; biases ``(2, channels)``, added to gate and value before, which only loops do; result like the gate. On a
+    GPU, spectra are float32, and kept for the gradient. A graph for all lengths computes them again, since the length
+    of its FFTs is no symbol. Loops compute the product again.
     """
-    if gate.dtype != value.dtype or engine not in ("auto", "fft", "overlap_save") or definitions_only():
-        return None
-    static = has_static_value(gate.shape[1])
-    if in_graph() and fused(gate, value, kernel):
-        return _gated_operator(_Pair.apply(gate, value), kernel, origin, engine, static)[0] if biases is None else None
-    args = (gate, value, kernel, biases, origin, engine)
-    return _gated(*args) if static and _gated.chosen(*args) != PLAIN else None
+    if biases is None and in_graph() and fused(gate, value, kernel):
+        return _gated_pair(_Pair.apply(gate, value), kernel, origin, engine, has_static_value(gate.shape[1]))
+    return _gated(gate, value, kernel, biases, origin, engine)
 
 
 @operation
 def _gated(gate: Tensor, value: Tensor, kernel: Tensor, biases: Tensor | None, origin: int, engine: str) -> Tensor:
     gate, value = with_biases(gate, value, biases)
-    return F.silu(gate) * convolution(F.silu(value), kernel, origin, engine)
+    return silu_product(gate, convolution(F.silu(value), kernel, origin, engine))
 
 
-def _in_one_part(value: Tensor, kernel: Tensor, origin: int, engine: str) -> bool:
-    return not is_direct(value, kernel, engine) and spectral.plan_of(value, kernel, origin, engine).parts == 1
+def _in_one_part(gate: Tensor, value: Tensor, kernel: Tensor, origin: int, engine: str) -> bool:
+    """Whether the product is one by FFT, of which a graph knows the length, without parts of the kernel."""
+    if gate.dtype != value.dtype or not has_static_value(value.shape[1]) or is_direct(value, kernel, engine):
+        return False
+    return spectral.plan_product(value.shape[1], kernel.shape[1], origin, engine).parts == 1
 
 
 @_gated.engine("triton")
 class _GatedFrames(Engine):
     @staticmethod
-    def serves(gate: Tensor, value: Tensor, kernel: Tensor, biases: Tensor | None, origin: int, engine: str) -> bool:
-        return biases is None and fused(gate, value, kernel) and _in_one_part(value, kernel, origin, engine)
+    def serves(gate: Tensor, value: Tensor, kernel: Tensor, biases: Tensor | None, *settings: Any) -> bool:
+        return biases is None and fused(gate, value, kernel) and _in_one_part(gate, value, kernel, *settings)
 
     @staticmethod
-    def forward(
-        gate: Tensor, value: Tensor, kernel: Tensor, biases: Tensor | None, origin: int, engine: str
-    ) -> tuple[Tensor, Values]:
-        plan = spectral.plan_of(value, kernel, origin, engine)
+    def forward(gate: Tensor, value: Tensor, kernel: Tensor, _: None, *settings: Any) -> tuple[Tensor, Values]:
+        plan = spectral.plan_product(value.shape[1], kernel.shape[1], *settings)
         spectrum, factors = _gated_spectra(value, kernel, plan)
-        frames = fused_frames.inverse(fused_frames.multiply(spectrum, factors))
+        frames = fused_frames.inverse(fused_frames.multiply_packed(spectrum, factors, False))
         y, out = fused_frames.store_gated(*fused_frames.used(frames, plan.valid_frames, value.shape[1]), gate)
         return out, (y, spectrum, factors)
 
     @staticmethod
     def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
-        gate, value, kernel, _, origin, engine = args
-        plan = spectral.plan_of(value, kernel, origin, engine)
+        gate, value, kernel, _, *settings = args
+        plan = spectral.plan_product(value.shape[1], kernel.shape[1], *settings)
         y, spectrum, factors = saved if len(saved) > 1 else (*saved, *_gated_spectra(value, kernel, plan))
         both = gate.new_empty((*gate.shape[:2], 2 * gate.shape[2]))
         dgate, dvalue = both.chunk(2, dim=2)  # neighbours in memory, for `joined`
         frames = fused_frames.load_gated_gradient(grads[0], y, gate, dgate, list(plan.valid_frames))
         spectra = (spectrum, fused_frames.transform(frames), factors)
-        dkernel, dspectrum = spectral.packed_gradients(*spectra, kernel, plan)
+        dkernel, dspectrum = spectral.packed_gradients(*spectra, kernel)
         frames = fused_frames.used(fused_frames.inverse(dspectrum), plan.signal_frames, value.shape[1])
         fused_frames.store_activation_gradient(*frames, value, dvalue)
-        return dgate, dvalue, dkernel, None, None, None
+        return dgate, dvalue, dkernel
 
 
 def _gated_spectra(value: Tensor, kernel: Tensor, plan: spectral.Plan) -> tuple[Tensor, Tensor]:
@@ -396,23 +321,23 @@ def _gated_spectra(value: Tensor, kernel: Tensor, plan: spectral.Plan) -> tuple[
 @_gated.engine("loop")
 class _GatedLoops(Engine):
     @staticmethod
-    def serves(gate: Tensor, value: Tensor, kernel: Tensor, biases: Tensor | None, origin: int, engine: str) -> bool:
+    def serves(gate: Tensor, value: Tensor, kernel: Tensor, biases: Tensor | None, *settings: Any) -> bool:
         served = native.serves(gate) and spectral.by_loops(value, kernel)
-        return served and _in_one_part(value, kernel, origin, engine)
+        return served and _in_one_part(gate, value, kernel, *settings)
 
     @staticmethod
-    def forward(
-        gate: Tensor, value: Tensor, kernel: Tensor, biases: Tensor | None, origin: int, engine: str
-    ) -> tuple[Tensor, Values]:
-        return spectral.loop_values(value, kernel, spectral.plan_of(value, kernel, origin, engine), gate, biases), ()
+    def evaluate(gate: Tensor, value: Tensor, kernel: Tensor, biases: Tensor | None, *settings: Any) -> Tensor:
+        return spectral.loop_values(
+            value, kernel, spectral.plan_product(value.shape[1], kernel.shape[1], *settings), gate, biases
+        )
 
     @staticmethod
     def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
-        gate, value, kernel, biases, origin, engine = args
-        plan, needed = spectral.plan_of(value, kernel, origin, engine), (True, needs_grad[2])
+        gate, value, kernel, biases, *settings = args
+        plan, needed = spectral.plan_product(value.shape[1], kernel.shape[1], *settings), (True, needs_grad[2])
         gradients = spectral.loop_gradients(grads[0], value, kernel, plan, needed, gate, biases)
         dvalue, dkernel, dgate, dbiases = gradients
-        return dgate, dvalue, dkernel, dbiases if needs_grad[3] else None, None, None
+        return dgate, dvalue, dkernel, dbiases if needs_grad[3] else None
 
 
 class _Pair(torch.autograd.Function):
@@ -428,56 +353,54 @@ class _Pair(torch.autograd.Function):
         return grad.split_with_sizes([grad.shape[-1] // 2] * 2, dim=-1)
 
 
-def _of_graph(pair: Tensor, kernel: Tensor, origin: int, engine: str) -> tuple[Values, bool]:
-    """The arguments of `_gated`, and whether its fused kernels serve them."""
-    gate, value = pair.chunk(2, dim=2)
-    return (gate, value, kernel, None, origin, engine), _GatedFrames.serves(gate, value, kernel, None, origin, engine)
+@operation
+def _gated_pair(pair: Tensor, kernel: Tensor, origin: int, engine: str, keep: bool) -> Tensor:
+    """`_gated` of gate and value side by side, for graphs. keep: whether spectra are saved."""
+    return _gated(*_apart(pair, kernel, origin, engine))
 
 
-def _gated_compute(pair: Tensor, kernel: Tensor, origin: int, engine: str, keep: bool) -> tuple[Tensor, ...]:
-    (gate, value, *rest), served = _of_graph(pair, kernel, origin, engine)
-    if served:
-        out, (y, *spectra) = _GatedFrames.forward(gate, value, *rest)
-    else:
-        y, spectra, keep = convolution(F.silu(value), kernel, origin, engine), [], False
-        out = F.silu(gate) * y
-    saved = map(torch.view_as_real, spectra) if keep else (pair.new_empty(0, dtype=torch.float32) for _ in range(2))
-    return out, y, *saved
+def _apart(pair: Tensor, kernel: Tensor, origin: int, engine: str) -> Values:
+    return *pair.chunk(2, dim=2), kernel, None, origin, engine
+
+
+class _InGraph(Engine):
+    @staticmethod
+    def forward(*args: Any) -> tuple[Tensor, Values]:
+        gate, value, *rest = _apart(*args[:-1])
+        if _GatedFrames.serves(gate, value, *rest):
+            out, (y, *spectra) = _GatedFrames.forward(gate, value, *rest)
+            kept = map(torch.view_as_real, spectra) if args[-1] else [gate.new_empty(0, dtype=torch.float32)] * 2
+        else:
+            y, kept = convolution(F.silu(value), rest[0], *rest[2:]), [gate.new_empty(0, dtype=torch.float32)] * 2
+            out = F.silu(gate) * y
+        return out, (y, *kept)
+
+    @staticmethod
+    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+        (gate, value, kernel, *rest), (y, *spectra), (grad,) = _apart(*args[:-1]), saved, grads
+        if _GatedFrames.serves(gate, value, kernel, *rest):
+            spectra = map(torch.view_as_complex, spectra) if args[-1] else ()
+            arguments = (gate, value, kernel, *rest)
+            dgate, dvalue, dkernel = _GatedFrames.backward(arguments, (y, *spectra), grads, needs_grad)
+        else:
+            dgate = torch.ops.aten.silu_backward(grad * y, gate)
+            arguments = (F.silu(value), kernel, *rest[1:], 1)
+            dsignal, dkernel = convolution.gradients(arguments, (), [grad * F.silu(gate)], (True, True))
+            dvalue = torch.ops.aten.silu_backward(dsignal, value)
+        return joined([dgate, dvalue]), dkernel
 
 
 def _gated_like(pair: Tensor, kernel: Tensor, origin: int, engine: str, keep: bool) -> tuple[Tensor, ...]:
     batch, length, channels = pair.shape[0], pair.shape[1], pair.shape[2] // 2
     shapes: list[tuple[int, ...]] = [(0,), (0,)]
-    if keep and _of_graph(pair, kernel, origin, engine)[1]:
-        plan = spectral.plan_of(pair, kernel, origin, engine)
+    if keep and _GatedFrames.serves(*_apart(pair, kernel, origin, engine)):
+        plan = spectral.plan_product(pair.shape[1], kernel.shape[1], origin, engine)
         points = plan.n_fft // 2
         shapes = [(batch, channels, plan.frames, points, 2), (channels, 1, points + 1, 2)]
     products = (pair.new_empty((batch, length, channels)) for _ in range(2))
     return *products, *(pair.new_empty(shape, dtype=torch.float32) for shape in shapes)
 
 
-def _gated_gradients(
-    grad: Tensor, pair: Tensor, kernel: Tensor, y: Tensor, spectrum: Tensor, factors: Tensor, *numbers: Any
-) -> tuple[Tensor, Tensor | None]:
-    origin, engine, keep = numbers
-    (gate, value, *rest), served = _of_graph(pair, kernel, origin, engine)
-    if served:
-        spectra = map(torch.view_as_complex, (spectrum, factors)) if keep else ()
-        dgate, dvalue, dkernel, *_ = _GatedFrames.backward((gate, value, *rest), (y, *spectra), [grad], [True] * 3)
-    else:
-        dgate = torch.ops.aten.silu_backward(grad * y, gate)
-        arguments = (F.silu(value), kernel, origin, engine, 1)
-        dsignal, dkernel, *_ = Chosen.backward(arguments, (), [grad * F.silu(gate)], (True, True))
-        dvalue = torch.ops.aten.silu_backward(dsignal, value)
-    return joined([dgate, dvalue]), dkernel
-
-
 # Compilers fuse the gates with neither the transposition into frames nor that back. Spectra are kept as real numbers,
 # because inductor makes no kernels of complex ones.
-_gated_operator = graph_operator(
-    "gated_product",
-    _gated_compute,
-    lambda args, saved, grads, _: _gated_gradients(*grads, *args[:2], *saved, *args[2:]),
-    _gated_like,
-    saved=3,
-)
+_gated_pair.in_graphs("gated_product", _gated_like, engine=_InGraph, saved="y spectrum factors")

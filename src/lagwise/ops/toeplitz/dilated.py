@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +12,7 @@ from torch import Tensor
 from lagwise.ops.operation import compute_dtype, symbolic
 from lagwise.ops.packing import row_extents
 from lagwise.ops.toeplitz.convolution import convolution
-from lagwise.ops.window import Window, extended, ordered, spaced
+from lagwise.ops.window import Window, extended, spaced
 from lagwise.tables import check_integer
 
 
@@ -79,21 +80,17 @@ def circular_convolution(x: Tensor, taps: Tensor, dilation: int, *, mask: Tensor
 
 
 def dilated_prefill(
-    x: Tensor, taps: Tensor, dilation: int, past: Window | Tensor, seen: Tensor
-) -> tuple[Tensor, Window | Tensor]:
-    """`dilated_convolution` of the next tokens of a stream.
+    x: Tensor, taps: Tensor, dilation: int, past: Any, seen: Tensor | None = None
+) -> tuple[Tensor, Window]:
+    """`dilated_convolution` of the next tokens of a stream, whose number before, ``seen``, does not matter.
 
-    Shapes: x ``(batch, length >= 1, channels)``, whose length a graph may leave open; taps ``(channels, K)``; past, a
-    `Window` or a ring of the latest ``(K - 1) dilation + 1`` tokens; seen ``(batch,)``, the number of tokens before.
-    Returns a tensor like x, and the window after these tokens.
-
-    Fewer tokens than the window holds, and those after a ring, cost O(K) each.
+    Shapes: x ``(batch, length >= 1, channels)``; taps ``(channels, K)``; past, a `Window` of the latest ``(K - 1)
+    dilation + 1`` tokens. Returns a tensor like x, and the window after these tokens. Fewer tokens than the window
+    holds cost O(K) each.
     """
-    n = x.shape[1]
-    window = extended(past, x, seen)
-    dtype, tokens = compute_dtype(x, taps), ordered(past, seen)
-    signal, size = torch.cat([tokens.to(dtype), x.to(dtype)], dim=1), tokens.shape[1]
-    if isinstance(past, Window) and (n >= size or torch.is_grad_enabled()):
+    size, dtype = past.size, compute_dtype(x, taps)
+    window, signal = past.append(x), torch.cat([past.tokens.to(dtype), x.to(dtype)], dim=1)
+    if x.shape[1] >= size or torch.is_grad_enabled():
         return dilated_convolution(signal, taps, dilation)[:, size:].to(x.dtype), window
     # Without padding: convolving the past too would cost more than it saves, except in a gradient.
     reach = (taps.shape[1] - 1) * dilation

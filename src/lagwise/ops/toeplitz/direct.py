@@ -9,8 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops import native
-from lagwise.ops.fused import convolution as fused_convolution
-from lagwise.ops.fused import fused
 from lagwise.ops.operation import compute_dtype, loop_operator, recorded, transformed
 from lagwise.ops.toeplitz.block import block_lag_products
 
@@ -24,8 +22,6 @@ def direct_values(x: Tensor, taps: Tensor, origin: int, dilation: int) -> Tensor
     On a CPU in float32, PyTorch's channels-last convolution runs near the machine's peak, but its gradient with respect
     to the taps at a hundredth of it, so `tap_gradient` computes that.
     """
-    if fused(x, taps):
-        return fused_convolution.convolve(x, taps, None, origin, dilation, False)
     return owned(convolve(x, taps, origin, min(dilation, x.shape[1])).to(x.dtype))
 
 
@@ -35,14 +31,6 @@ def direct_gradients(
     """Compute gradients of `direct_values` with respect to the signal and the taps, where needed."""
     dx = dtaps = None
     last = taps.shape[1] - 1 - origin
-    if fused(grad, x, taps):
-        if needs_grad[0]:
-            dx = fused_convolution.convolve(grad, taps, None, origin, -dilation, False)
-        if needs_grad[1]:
-            parts = fused_convolution.tap_gradient_parts(x, taps)
-            fused_convolution.convolution_gradients(grad, x, taps, parts, origin, dilation, False)
-            dtaps = fused_convolution.summed_parts(parts).to(taps.dtype)
-        return dx, dtaps
     # A dilation beyond the signal leaves only lag 0, as does one of the signal's length, which needs less padding.
     dilation = min(dilation, x.shape[1])
     if needs_grad[0]:
@@ -72,12 +60,10 @@ def _image(x: Tensor, dilation: int) -> Tensor:
     return (F.pad(x, (0, 0, 0, missing)) if missing else x).unflatten(1, (-1, dilation))
 
 
-def _taps_like(grad: Tensor, x: Tensor, first: int, last: int, dilation: int = 1) -> Tensor:
-    return x.new_empty((x.shape[2], last - first + 1), dtype=compute_dtype(x, grad))
-
-
-@loop_operator(_taps_like)
-def tap_gradient(grad: Tensor, x: Tensor, first: int, last: int, dilation: int = 1) -> Tensor:
+@loop_operator(
+    lambda grad, x, first, last, _: x.new_empty((x.shape[2], last - first + 1), dtype=compute_dtype(x, grad))
+)
+def tap_gradient(grad: Tensor, x: Tensor, first: int, last: int, dilation: int) -> Tensor:
     """Gradient of `convolve` with respect to its taps: ``sum_i grad_i x_{i - m dilation}`` for m = first..last.
 
     Shapes: grad and x ``(batch, length, channels)``; result ``(channels, last - first + 1)``. Computed in C if

@@ -88,18 +88,8 @@ def plan_product(length: int, n_taps: int, origin: int, engine: str) -> Plan:
     return Plan(fast_length(length + max(origin, n_taps - 1 - origin)), 1, length, 0, origin)
 
 
-def plan_of(x: Tensor, kernel: Tensor, origin: int, engine: str) -> Plan:
-    """The plan for taps ``(channels, n_taps)``, or for frequencies as in `spectral_product`."""
-    if kernel.dim() == 3:
-        return Plan(2 * (kernel.shape[2] - 1), 1, x.shape[1], 0, 0)
-    return plan_product(x.shape[1], kernel.shape[1], origin, engine)
-
-
 def fft_values(x: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
-    """The product in frames, by groups of channels small enough for the cache.
-
-    kernel: taps ``(channels, n_taps)``, or frequencies as in `spectral_product`.
-    """
+    """The product in frames, by groups of channels small enough for the cache."""
     y = torch.empty_like(x)
     if x.shape[0] == 0:  # FFTs refuse an empty batch; `len` would fix the size in an exported graph
         return y
@@ -122,28 +112,28 @@ def fft_gradients(
     ``dt = irfft(sum_b G conj X)``, and the signal's spectrum is computed again rather than kept.
     """
     dx = torch.empty_like(x) if needs_grad[0] else None
-    dkernel = torch.zeros_like(kernel) if needs_grad[1] else None
     if x.shape[0] == 0:
-        return dx, dkernel
+        return dx, torch.zeros_like(kernel) if needs_grad[1] else None
+    of_kernel: list[Tensor] = []
     padded, groups = _padding(x, kernel, plan)
     outputs = x.new_zeros((*padded.shape[:2], plan.frames, plan.n_fft), dtype=padded.dtype)
     for group in groups:
         spectrum = torch.fft.rfft(_load_outputs(outputs, grad, group, plan))
-        if dkernel is not None:
+        if needs_grad[1]:
             products = _kernel_products(torch.fft.rfft(_load(padded, x, group, plan)), spectrum, plan)
-            _store_kernel_gradient(dkernel, group, products, plan)
+            of_kernel.append(_kernel_gradient(products, kernel, plan))
         if dx is not None:
             factors = kernel_spectrum(kernel, plan, group, padded.dtype).conj()
             signal = _overlap_add(torch.fft.irfft(_across_frames(spectrum, factors, -1), plan.n_fft), plan)
             _store(dx, group, signal[..., plan.start : plan.start + x.shape[1]])
-    return dx, dkernel
+    return dx, torch.cat(of_kernel) if needs_grad[1] else None
 
 
 def frame_values(x: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
     """`fft_values` with Triton's kernels around the FFTs."""
     frames, factors = fused_frames.load(x, plan.signal_frames), kernel_spectrum(kernel, plan)
     if plan.parts == 1:
-        frames = fused_frames.inverse(fused_frames.multiply(fused_frames.transform(frames), factors))
+        frames = fused_frames.inverse(fused_frames.multiply_packed(fused_frames.transform(frames), factors, False))
     else:
         frames = torch.fft.irfft(_across_frames(torch.fft.rfft(frames), factors, 1), plan.n_fft)
     return fused_frames.store(frames, plan.valid_frames, x.shape[1], x.dtype)
@@ -158,9 +148,9 @@ def frame_gradients(
     if plan.parts == 1:
         spectrum = fused_frames.transform(frames)
         if signal is not None:
-            dkernel, spectrum = packed_gradients(fused_frames.transform(signal), spectrum, factors, kernel, plan)
+            dkernel, spectrum = packed_gradients(fused_frames.transform(signal), spectrum, factors, kernel)
         else:
-            spectrum = fused_frames.multiply(spectrum, factors, adjoint=True)
+            spectrum = fused_frames.multiply_packed(spectrum, factors, True)
         frames = fused_frames.inverse(spectrum) if needs_grad[0] else None
     else:
         spectrum = torch.fft.rfft(frames)
@@ -171,23 +161,11 @@ def frame_gradients(
     return dx, dkernel
 
 
-def packed_gradients(
-    signal: Tensor, grad: Tensor, factors: Tensor, kernel: Tensor, plan: Plan
-) -> tuple[Tensor, Tensor]:
+def packed_gradients(signal: Tensor, grad: Tensor, factors: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient of the kernel, and the packed spectrum of the signal's, from the packed spectra of a signal and of a
     gradient and those of `kernel_spectrum`."""
-    by_lag = kernel.dim() == 2
-    total, spectrum = fused_frames.spectrum_gradients(signal, grad, factors, by_lag)
-    if by_lag:
-        return fused_frames.inverse(total)[:, 0, : kernel.shape[1]].to(kernel.dtype), spectrum
-    return _kernel_gradient(total, kernel, plan), spectrum
-
-
-def _kernel_gradient(products: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
-    """The gradient of the kernel from the products of spectra, like `kernel_spectrum`."""
-    gradient = torch.empty_like(kernel)
-    _store_kernel_gradient(gradient, slice(None), products, plan)
-    return gradient
+    total, spectrum = fused_frames.spectrum_gradients(signal, grad, factors)
+    return fused_frames.inverse(total)[:, 0, : kernel.shape[1]].to(kernel.dtype), spectrum
 
 
 def by_loops(x: Tensor, kernel: Tensor) -> bool:
@@ -199,8 +177,7 @@ def loop_values(
     x: Tensor, kernel: Tensor, plan: Plan, gate: Tensor | None = None, biases: Tensor | None = None
 ) -> Tensor:
     """`fft_values` by loops in C. gate, biases: Those of a gated unit, as in `native.convolve`."""
-    taps, by_lag = _circular_taps(kernel, x.shape[1], plan)
-    return native.convolve(x, taps, by_lag.for_loops, gate, biases)
+    return native.convolve(x, kernel, plan.for_loops, gate, biases)
 
 
 def loop_gradients(
@@ -213,30 +190,9 @@ def loop_gradients(
     biases: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:
     """Gradients of `loop_values` with respect to the signal and the kernel, where needed, and to gate and biases."""
-    taps, by_lag = _circular_taps(kernel, x.shape[1], plan)
     needed = (needs_grad[0] or gate is not None, needs_grad[1])
-    dx, dtaps, *others = native.convolve_gradients(grad, x, taps, by_lag.for_loops, gate, biases, *needed)
-    return dx if needed[0] else None, _circular_gradient(dtaps, kernel, plan) if needed[1] else None, *others
-
-
-def _circular_taps(kernel: Tensor, length: int, plan: Plan) -> tuple[Tensor, Plan]:
-    """Return taps ``(channels, n_taps)`` of lags within the signal, also for frequencies as in `spectral_product`; and
-    their plan."""
-    if kernel.dim() == 2:
-        return kernel, plan
-    taps = torch.fft.irfft(torch.complex(*kernel.float()), plan.n_fft)
-    return torch.cat([taps[:, plan.n_fft - length + 1 :], taps[:, :length]], 1), plan._replace(skip=length - 1)
-
-
-def _circular_gradient(dtaps: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
-    """The gradient of the kernel from that of `_circular_taps`."""
-    if kernel.dim() == 2:
-        return dtaps.to(kernel.dtype)
-    length = dtaps.shape[1] // 2 + 1
-    circle = dtaps.new_zeros(len(dtaps), plan.n_fft)
-    circle[:, :length], circle[:, plan.n_fft - length + 1 :] = dtaps[:, length - 1 :], dtaps[:, : length - 1]
-    spectrum = inverse_adjoint(torch.fft.rfft(circle), plan.n_fft)
-    return torch.stack([spectrum.real, spectrum.imag]).to(kernel.dtype)
+    dx, dtaps, *others = native.convolve_gradients(grad, x, kernel, plan.for_loops, gate, biases, *needed)
+    return dx if needed[0] else None, dtaps.to(kernel.dtype) if needed[1] else None, *others
 
 
 def _padding(x: Tensor, kernel: Tensor, plan: Plan) -> tuple[Tensor, list[slice]]:
@@ -290,9 +246,7 @@ def _load_outputs(frames: Tensor, grad: Tensor, group: slice, plan: Plan) -> Ten
 def kernel_spectrum(
     kernel: Tensor, plan: Plan, group: slice = slice(None), dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """The spectrum ``(channels, parts, points)`` of a group of channels of taps or frequencies."""
-    if kernel.dim() == 3:
-        return torch.complex(*kernel[:, group].to(dtype))[:, None]
+    """The spectrum ``(channels, parts, points)`` of a group of channels of taps."""
     taps = kernel[group].to(dtype)
     if plan.parts > 1:
         taps = F.pad(taps, (0, plan.parts * plan.hop - taps.shape[1]))
@@ -339,15 +293,11 @@ def _channels_in_cache(spectrum: Tensor) -> list[slice]:
     return [slice(start, start + size) for start in range(0, channels, size)]
 
 
-def _store_kernel_gradient(gradient: Tensor, group: slice, products: Tensor, plan: Plan) -> None:
-    """Store the kernel's gradient from the products of spectra: back to taps, or the adjoint of irfft."""
-    if gradient.dim() == 3:
-        products = inverse_adjoint(products[:, 0], plan.n_fft)
-        gradient[0, group], gradient[1, group] = products.real, products.imag
-        return
+def _kernel_gradient(products: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
+    """The gradient of a group of channels of taps from the products of spectra, as `kernel_spectrum` has them."""
     taps = torch.fft.irfft(products, plan.n_fft)
     taps = taps[..., : plan.hop].flatten(1) if plan.parts > 1 else taps[:, 0]
-    gradient[group] = taps[:, : gradient.shape[1]]
+    return taps[:, : kernel.shape[1]].to(kernel.dtype)
 
 
 def _overlap_add(frames: Tensor, plan: Plan) -> Tensor:
@@ -362,20 +312,13 @@ def _overlap_add(frames: Tensor, plan: Plan) -> Tensor:
 
 @operation
 def inverse_of_parts(parts: Tensor, points: int) -> Tensor:
-    """Return inverse transforms of real parts of spectra, and of imaginary parts of others.
-
-    Formula: ``irfft(parts[0], points)``, and of a second part ``irfft(1j * parts[1], points)``.
+    """``irfft(parts[0], points)``, and of a second part ``irfft(1j * parts[1], points)``.
 
     A compiled graph calls it as it is and has no complex numbers: PyTorch's inductor makes no kernels of them, and
     fails where it tries to (torch 2.11).
 
-    Args:
-        parts: ``(1 or 2, rows, points / 2 + 1)``, float32 or float64. Imaginary parts of the first and the last
-            frequency are ignored.
-        points: An even number.
-
-    Returns:
-        ``(1 or 2, rows, points)``.
+    Shapes: parts ``(1 or 2, rows, points / 2 + 1)``, float32 or float64, for an even number of points; result ``(1 or
+    2, rows, points)``. Imaginary parts of the first and the last frequency are ignored.
     """
     if len(parts) == 1:
         spectra = parts.to(parts.dtype.to_complex())
@@ -385,22 +328,13 @@ def inverse_of_parts(parts: Tensor, points: int) -> Tensor:
     return torch.fft.irfft(spectra, points).contiguous()  # cuFFT may keep the order of strides
 
 
-def inverse_adjoint(spectra: Tensor, points: int) -> Tensor:
-    """The gradient of what irfft transforms, from the spectra of the gradient of its results: every frequency but the
-    first and the last counts twice, once for its negative."""
-    scaled = spectra * (2 / points)
-    scaled[..., :: points // 2] /= 2
-    return scaled
-
-
 class _Inverse(Engine):
-    @staticmethod
-    def forward(parts: Tensor, points: int) -> tuple[Tensor, Values]:
-        return inverse_of_parts.plain(parts, points), ()
+    evaluate = staticmethod(inverse_of_parts.plain)
 
     @staticmethod
     def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
-        spectra = inverse_adjoint(torch.fft.rfft(grads[0]), args[1])
+        spectra = torch.fft.rfft(grads[0]) * (2 / args[1])  # a frequency counts for its negative, too
+        spectra[..., :: args[1] // 2] /= 2  # but not the first and the last
         return torch.cat([spectra[:1].real, spectra[1:].imag]), None
 
 

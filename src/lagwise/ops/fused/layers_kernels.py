@@ -1,4 +1,4 @@
-"""The source of the kernels of `gate`, `norm`, `linear` and `lagwise.ops.recurrence.timestep_norm`. Imports Triton.
+"""The source of the kernels of `layers` and `lagwise.ops.recurrence.timestep_norm`. Imports Triton.
 
 Offsets of rows are int64: a tensor may have more than 2**31 elements.
 """
