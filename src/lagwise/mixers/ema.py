@@ -87,7 +87,7 @@ class EMAMixer(Derived, Mixer):
             backward = None if self.causal else (weight[1], log_decay[1])
             truncation = self.kernel.truncation
             if backward is None and truncation is None:
-                return moving_average(x, weight[0], log_decay[0], self.omega)
+                return moving_average(x, weight[0], log_decay[0], self.omega, None)
             y = ema_scan(x, weight[0], log_decay[0], backward=backward, truncation=truncation)
         else:
             y = toeplitz_product(x, self.kernel.taps(x.shape[1]), causal=self.causal, engine=self.engine)

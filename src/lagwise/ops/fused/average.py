@@ -16,7 +16,7 @@ MOST_COMPLEX = 16  # complex averages of a channel that leave registers for thei
 
 
 @operation
-def moving_average(x: Tensor, weight: Tensor, log_decay: Tensor, direct: Tensor, angle: Tensor | None = None) -> Tensor:
+def moving_average(x: Tensor, weight: Tensor, log_decay: Tensor, direct: Tensor, angle: Tensor | None) -> Tensor:
     """``silu(sum_n w_n s_n + direct x)`` with ``s_n <- exp(log_decay_n) s_n + x``, as `lagwise.ops.ema_scan`; or, with
     angles, ``Re sum_n w_n s_n + direct x`` with ``s_n <- exp(log_decay_n + j angle_n) s_n + x``, as taps by
     `lagwise.ops.recurrence.modal_taps_of`.
