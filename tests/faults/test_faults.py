@@ -214,7 +214,7 @@ def faults(request: pytest.FixtureRequest, server: Any, files: Path, tmp_path: P
     return Faults(server, request.param, files, tmp_path)
 
 
-@pytest.mark.parametrize("faults", ["forecast", pytest.param("train", marks=pytest.mark.slow)], indirect=True)
+@pytest.mark.parametrize("faults", ["import", pytest.param("train", marks=pytest.mark.slow)], indirect=True)
 def test_a_fault_at_some_calls(faults: Faults) -> None:
     numbers = random.Random(faults.name).sample(range(1, faults.calls() + 1), 2)
     problems = [faults.check(number, error) for number, error in zip(numbers, (DIES, errno.ENOSPC), strict=True)]
