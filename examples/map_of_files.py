@@ -24,7 +24,7 @@ ids = torch.tensor(tokenizer("\n".join(texts[::2]))["input_ids"])  # half of the
 block = {"name": "prenorm", "token_mixer": {"name": "short_conv", "kernel_size": 4}, "channel_mixer": {"name": "glu"}}
 model = LagwiseForCausalLM(LagwiseConfig(hidden_size=64, num_hidden_layers=2, ngram_sizes=[2, 3], block=block))
 optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
-for _ in range(40):
+for _ in range(25):
     starts = torch.randint(len(ids) - 512, (4,))
     part = torch.stack([ids[start : start + 512] for start in starts])
     model(part, labels=part).loss.backward()

@@ -12,6 +12,7 @@ import tomllib
 from importlib.metadata import entry_points
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from lagwise import outside
@@ -93,6 +94,7 @@ IMAGES = "from lagwise.data.image_files import open_images; open_images({!r})"
 BENCH = "sys.argv[1:] = ['bench', 'tcn', '8']; from lagwise.cli import main; main()"
 
 
+@pytest.mark.slow
 def test_what_is_in_the_package_works_with_it_and_is_named_without_it(tmp_path: Path) -> None:
     files = {"earlier": tmp_path / "recipe.yaml", "genes": tmp_path / "genes.fa"}
     files["earlier"].write_text("task: {name: sequence_classification, reverse_complement: true}\n")
