@@ -58,7 +58,7 @@ demo: $(INSTALLED)  ## train, evaluate, sample and plot, in five to ten minutes 
 	$(BIN)/lagwise plot runs/demo
 
 test: $(INSTALLED)  ## the test suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8
 
 test-slow: $(INSTALLED)  ## what takes longer: compilation, training to a figure, several processes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n auto --maxprocesses 8 --timeout=1200
