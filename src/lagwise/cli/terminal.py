@@ -1,5 +1,5 @@
-"""What commands share: options that typer does not parse or check itself, all of which are checked before anything is
-loaded; and streamed text and tables on standard output, in full and safe for the terminal."""
+"""The options that typer does not parse or check itself, all of which are checked before anything is loaded; and the
+streamed text and tables on standard output, in full and safe for the terminal."""
 
 from __future__ import annotations
 

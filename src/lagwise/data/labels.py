@@ -276,7 +276,7 @@ def read_several_for(cells: Sequence[Any], names: Sequence[str], where: Callable
     plain = list(map(class_name, names))
 
     def mark(cell: str) -> str:
-        """What gives known names alone, or else the first mark in a cell."""
+        """The mark that gives known names alone, or else the first one in a cell."""
         marks = ("", *SEPARATORS)
         first = next((each for each in SEPARATORS if each in cell), "")
         return next((each for each in marks if {*_names_between(cell, each)} <= {*plain}), first)

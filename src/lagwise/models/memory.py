@@ -42,14 +42,13 @@ def parameter_count(model_class: Any, config: LagwiseConfig) -> int:
     return sum(p.numel() for p in model.parameters()) + (config.num_hidden_layers - 1) * block
 
 
-def check_memory(model_class: Any, config: LagwiseConfig, *, training: bool, shares: int = 1) -> None:
+def check_memory(model_class: Any, config: LagwiseConfig, *, training: bool) -> None:
     """Raise ValueError if the weights (and in training their gradients and AdamW's moments) exceed the machine's
-    memory. shares: processes between which they are divided."""
+    memory."""
     parameters = parameter_count(model_class, config)
-    message = f"a model of {parameters:,} parameters takes {{}} of memory" + (" to train" if training else "")
     _compare(
-        parameters * (_TRAINED_BYTES if training else _FLOAT_BYTES) // shares,
-        message + (f" in each of {shares} processes" if shares > 1 else ""),
+        parameters * (_TRAINED_BYTES if training else _FLOAT_BYTES),
+        f"a model of {parameters:,} parameters takes {{}} of memory" + (" to train" if training else ""),
         "make model.hidden_size, model.vocab_size, model.ngram_buckets, model.num_hidden_layers or an option of "
         "model.block smaller",
     )

@@ -1,4 +1,4 @@
-"""What training does by this machine: precision and compiled steps, and several processes that train together."""
+"""The part of training that depends on the machine: precision, compiled steps, and processes that train together."""
 
 from __future__ import annotations
 
