@@ -94,9 +94,7 @@ synthesizer and Transformer-XL none was found.
 _LEFT_OUT = """
 ## Not here
 
-Approximations of attention compare tokens and are no mixers of lag. Packages have some, which
-`papers/benchmarks/family_steps.py` times beside the mixers above (`lagwise_papers.bench.attention_peers`; `pip install
-'./papers[peers]'`). All are two-sided.
+Approximations of attention compare tokens and are no mixers of lag. Packages have some, all two-sided.
 
 | model | package | what to know |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""Time training steps of every mixer, every kernel and other packages' attention, relative to TNN.
+"""Time training steps of every mixer and every kernel, relative to TNN.
 
     python papers/benchmarks/family_steps.py OUT.json [--channels 256] [--lengths 512,4096] [--tokens 4096]
         [--direction causal] [--names lru,s5,...] [--repeats 7] [--no-memory]
@@ -10,7 +10,7 @@ are timed in turn with TNN. Mixers without the chosen direction use the other on
 
 Before timing, every mixer of lagwise is compared with the dense reference of its tests (mixers of other packages, which
 `register_mixer` or an entry point adds, have none), every stack is compared with itself in float64, and outputs of
-causal stacks must not depend on later tokens. Outputs and gradients of other packages only need to be finite. Each
+causal stacks must not depend on later tokens. Each
 result is written to the file at once and is not measured again. The setting of TNN table 5, single sequences through
 two layers of 64 channels, is
 
@@ -38,7 +38,6 @@ from lagwise.ops import Layout
 from lagwise.process import keep_freed_memory
 from lagwise.tables import build, known
 from lagwise.training import load_recipe
-from lagwise_papers.bench.attention_peers import ATTENTION_PEERS
 from lagwise_papers.bench.harness import memory_of
 from lagwise_papers.bench.timing import interleaved, save_results, training_step
 
@@ -66,6 +65,7 @@ def token_mixers(length: int) -> dict[str, dict[str, Any]]:
         "gmlp": {"max_length": length},
         "gfnet": {"height": height, "width": width},
         "gtu2d": {"expansion": 1, "kernel": {"name": "rpe", **NETWORK}},
+        "toeplitz_heads": {"kernel": {"name": "free", "max_length": length}},
     }
     return {
         BASE: unit({"name": "rpe", **NETWORK}),
@@ -89,7 +89,7 @@ _BLOCKS = ("mega", "tcnca")
 
 
 def names() -> list[str]:
-    return [*token_mixers(512), *_BLOCKS, *ATTENTION_PEERS]
+    return [*token_mixers(512), *_BLOCKS]
 
 
 def grid(length: int) -> tuple[int, int]:
@@ -115,24 +115,21 @@ class Stack(nn.Module):
 def directions(name: str) -> tuple[bool, ...]:
     if name in _BLOCKS:
         return (True, False)
-    if name == "cdil-cnn" or name in ATTENTION_PEERS:
+    if name == "cdil-cnn":
         return (False,)
     return MIXERS[token_mixers(512)[name]["name"]].directions
 
 
 def stack(name: str, causal: bool, layers: int, channels: int, length: int) -> Stack:
-    """Build a method's stack; ImportError if its package is not installed."""
+    """Build a method's stack."""
     if name in _BLOCKS:
         spec = {**load_recipe(f"{name}-lm").model["block"], "value_size": max(1, 3 * channels // 4)}
         return Stack(
             [build(BLOCKS, spec, channels, what="block", causal=causal) for _ in range(layers)], needs_grid=False
         )
-    mixer = token_mixers(length).get(name, {"name": "fnet"})
+    mixer = token_mixers(length)[name]
     block = {"token_mixer": mixer, "channel_mixer": {"name": "glu", "expansion": 1}}
     blocks = [PreNormBlock(channels, causal=causal, **block) for _ in range(layers)]
-    if name in ATTENTION_PEERS:
-        for each in blocks:
-            each.token_mixer = ATTENTION_PEERS[name](channels, length)
     return Stack([*blocks], needs_grid=MIXERS[mixer["name"]].needs_grid)
 
 
@@ -140,10 +137,6 @@ def check(name: str, model: Stack, channels: int, length: int, causal: bool) -> 
     """Compute the relative error. ValueError if it is too large, or if a causal stack depends on later tokens."""
     error = 0.0
     x = torch.randn(1, length, channels)
-    if name in ATTENTION_PEERS:
-        if not all(t.isfinite().all() for t in outputs(model, x, torch.ones_like(x))):
-            raise ValueError("outputs or gradients are not finite")
-        return error
     for mixer in [m for m in model.modules() if isinstance(m, Mixer) and type(m).__module__.startswith("lagwise.")]:
         error = max(error, formula_error(mixer, length))
     short = x[:, : min(length, _EXACT)]
@@ -198,7 +191,7 @@ def relative(ours: Tensor, exact: Tensor) -> float:
 
 def steps(name: str, causal: bool, layers: int, channels: int, length: int, batch: int) -> Iterator[Any]:
     """A small step and the step to measure, for `memory_of`."""
-    few, small = 16, 512 if name in ATTENTION_PEERS else 64
+    few, small = 16, 64
     yield training_step(stack(name, causal, 1, few, small), torch.randn(1, small, few))
     yield training_step(stack(name, causal, layers, channels, length), torch.randn(batch, length, channels))
 

@@ -44,6 +44,8 @@ def family_options(draws: Any) -> dict[str, Callable[[], dict[str, Any]]]:
             "position": draws.rng.choice(("alibi", "none")),
         },
         "relative_attention": lambda: {"heads": draws.divisor(), "memory": draws.skewed(300)},
+        "caracal": lambda: {"heads": draws.divisor(), "short": draws.skewed(9)},
+        "toeplitz_heads": lambda: {"heads": draws.divisor(), **draws.toeplitz()},
         "fnet": dict,
         "gfnet": lambda: {
             "height": draws.length + draws.rng.randint(0, 3),

@@ -87,6 +87,19 @@ def s5(mixer: Any, x: Tensor, toeplitz: Toeplitz) -> Tensor:
     return recurrent(poles, into, 2 * torch.view_as_complex(mixer.output), mixer.direct, x)
 
 
+def toeplitz_heads(mixer: Any, x: Tensor, toeplitz: Toeplitz) -> Tensor:
+    return affine(mixer.out, toeplitz(mixer.toeplitz, affine(mixer.value, x)))
+
+
+def caracal(mixer: Any, x: Tensor, toeplitz: Toeplitz) -> Tensor:
+    normed = layer_norm(mixer.norm, depthwise(mixer.taps, x, causal=True))
+    groups = torch.block_diag(*mixer.heads.weight[:, :, 0].chunk(mixer.heads.groups))
+    tap = F.silu(affine(mixer.gate, normed)) @ groups.t() + mixer.heads.bias
+    lag = lags(len(x))
+    matrix = tap[lag.clamp(min=0)] * (lag >= 0)[..., None]  # of lag, and so of the token that far from the first
+    return affine(mixer.out, torch.einsum("ijc,jc->ic", matrix, affine(mixer.value, normed)))
+
+
 def gss(mixer: Any, x: Tensor, toeplitz: Toeplitz) -> Tensor:
     mixed = toeplitz(mixer.toeplitz, F.gelu(affine(mixer.value, x)))
     return affine(mixer.out, F.gelu(affine(mixer.gate, x)) * affine(mixer.widen, mixed))
@@ -246,6 +259,6 @@ FAMILY: dict[str, Callable[[Any, Tensor, Toeplitz], Tensor]] = {
     each.__name__: each
     for each in (
         *(hyena, short_conv, linear_attention, lru, s5, gss, flash, gmlp, synthesizer, long_short),
-        *(relative_attention, fnet, gfnet, afno, afno2d),
+        *(relative_attention, fnet, gfnet, afno, afno2d, caracal, toeplitz_heads),
     )
 }

@@ -24,6 +24,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def kernel_at(kernel: Any, lags: Tensor) -> Tensor:
     """Values ``(channels, n)`` at integer lags ``(n,)``. KeyError for a kernel that has no reference."""
+    if (one := getattr(kernel, "kernel", None)) is not None:  # for several channels each
+        return kernel_at(one, lags).repeat_interleave(kernel.channels // one.channels, 0)
     name = next(name for name, kind in KERNELS.items() if type(kernel) is kind)
     values = REFERENCES[name](kernel, lags.double())
     return values * (lags >= 0) if kernel.causal else values
@@ -31,6 +33,8 @@ def kernel_at(kernel: Any, lags: Tensor) -> Tensor:
 
 def smooth_at(kernel: Any, lags: Tensor) -> Tensor:
     """Values of the part that SKI interpolates, at real lags."""
+    if (one := getattr(kernel, "kernel", None)) is not None:
+        return smooth_at(one, lags).repeat_interleave(kernel.channels // one.channels, 0)
     return SMOOTH[type(kernel).__name__](kernel, lags)
 
 

@@ -145,7 +145,7 @@ class ToeplitzMixer(Derived, Mixer):
     Causal convolutions and linear state spaces are such mixers (TNN §3.4, eq. 10 to 16).
 
     Options:
-        kernel: spec of a lag kernel.
+        kernel: spec of a lag kernel; in code, also a `LagKernel` of as many channels.
         engine: as in `toeplitz_product`, or ``ski``: SKI-TNN's approximation, with options as ``{"name": "ski", ...}``
             (`CausalSKI` or `TwoSidedSKI`).
 
@@ -169,7 +169,9 @@ class ToeplitzMixer(Derived, Mixer):
         engine: str | Mapping[str, Any] = "auto",
     ):
         super().__init__(channels, causal)
-        self.kernel = build(KERNELS, kernel or {"name": "rpe"}, channels, what="kernel", causal=causal)
+        if not isinstance(kernel, LagKernel):
+            kernel = build(KERNELS, kernel or {"name": "rpe"}, channels, what="kernel", causal=causal)
+        self.kernel: Any = kernel
         if not isinstance(engine, str | Mapping):
             raise ValueError(f"engine must be a name or a mapping with a 'name', got {engine!r}")
         spec = {"name": engine} if isinstance(engine, str) else engine

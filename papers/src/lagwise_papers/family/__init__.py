@@ -5,6 +5,7 @@ mixers of the papers that lagwise implements are in `lagwise.mixers`.
 """
 
 from lagwise_papers.family.afno import AFNO2d, AFNOMixer
+from lagwise_papers.family.caracal import CaracalMixer
 from lagwise_papers.family.flash import FlashMixer
 from lagwise_papers.family.fnet import FNetMixer
 from lagwise_papers.family.gfnet import GFNetMixer
@@ -17,10 +18,12 @@ from lagwise_papers.family.lru import LRUMixer
 from lagwise_papers.family.relative_attention import RelativeAttentionMixer
 from lagwise_papers.family.s5 import S5Mixer
 from lagwise_papers.family.synthesizer import SynthesizerMixer
+from lagwise_papers.family.toeplitz_heads import SharedKernel, ToeplitzHeadsMixer
 
 __all__ = [
     "AFNO2d",
     "AFNOMixer",
+    "CaracalMixer",
     "FNetMixer",
     "FlashMixer",
     "GFNetMixer",
@@ -32,5 +35,7 @@ __all__ = [
     "LongShortMixer",
     "RelativeAttentionMixer",
     "S5Mixer",
+    "SharedKernel",
     "SynthesizerMixer",
+    "ToeplitzHeadsMixer",
 ]
