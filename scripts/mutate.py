@@ -36,8 +36,8 @@ SWAPPED = {one: other for pair in _PAIRS for one, other in (pair, pair[::-1])} |
 LONGEST = 30.0  # seconds of tests for a mutant
 CONTROL = 10  # before each tenth mutant, its tests run without it, and must pass
 
-# Sources in src/lagwise and tests in tests, where they are not a package and the tests of its name. Slow tests run, too,
-# where the sources are no package.
+# Sources in src/lagwise and tests in tests, where they are not a package and the tests of its name. Slow tests run,
+# too, where the sources are no package.
 PARTS = {
     "ops": ("ops", "ops mixers kernels models/test_padding_anywhere.py"),
     "mixers": ("mixers", "mixers ops"),
