@@ -133,8 +133,8 @@ class Faults:
         self.before = content(self.start)
         self.whole, again = (content(self.at("whole")) for _ in range(2))
         self.volatile = {name for name in self.whole if self.whole[name] != again.get(name)}
-        # The states of an optimiser that was loaded are pickled in another order; those of the weights show them. Seconds
-        # may be the same twice.
+        # The states of an optimiser that was loaded are pickled in another order; those of the weights show them. And
+        # seconds may be the same twice.
         self.volatile |= {name for name in self.whole if name.endswith((".pt", ".pth", "first.json", "metrics.jsonl"))}
         self.seen: set[frozenset[tuple[str, int]]] = set()  # what faults left, and the same command then mended
 
