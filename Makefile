@@ -38,7 +38,7 @@ AUDIT := cyclonedx-bom==7.5.0 pip-audit==2.10.1
 # scripts/mutate.py names.
 MUTATED := ops kernels mixers fits conversion sampling
 
-.PHONY: demo test test-slow test-gpu test-device test-triton test-titan test-lowest test-newest coverage fuzz fuzz-models mutate lint names bench docs docs-serve \
+.PHONY: demo test test-slow test-faults test-gpu test-device test-triton test-titan test-lowest test-newest coverage fuzz fuzz-models mutate lint names bench docs docs-serve \
   wheel-check hashes audit release-check release clean
 
 $(INSTALLED): pyproject.toml papers/pyproject.toml constraints.txt
@@ -62,6 +62,9 @@ test: $(INSTALLED)  ## the test suite
 
 test-slow: $(INSTALLED)  ## what takes longer: compilation, training to a figure, several processes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n auto --maxprocesses 8 --timeout=1200
+
+test-faults: $(INSTALLED)  ## every call on a file of eleven commands fails, or the process dies there; half an hour
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n 2 tests/faults
 
 test-gpu: $(INSTALLED)  ## the test suite on a GPU, on a machine that has one (with a CUDA build of torch)
 	$(BIN)/python -m pytest --device cuda

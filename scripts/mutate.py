@@ -36,8 +36,11 @@ SWAPPED = {one: other for pair in _PAIRS for one, other in (pair, pair[::-1])} |
 LONGEST = 30.0  # seconds of tests for a mutant
 CONTROL = 10  # before each tenth mutant, its tests run without it, and must pass
 
-# What is not one package with the tests of its name: sources in src/lagwise, and tests in tests, slow ones too.
+# Sources in src/lagwise and tests in tests, where they are not a package and the tests of its name. Slow tests run,
+# too, where the sources are no package.
 PARTS = {
+    "ops": ("ops", "ops mixers kernels models/test_padding_anywhere.py"),
+    "mixers": ("mixers", "mixers ops"),
     "fits": (
         "forecasting/smoothing.py forecasting/moments.py forecasting/solving.py forecasting/fitting.py",
         "forecasting/test_smoothing.py forecasting/test_moments.py forecasting/test_unobserved.py",
@@ -164,7 +167,7 @@ def main(
     context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     sources, tests = (each.split() for each in PARTS.get(package, (package, package)))
-    quick = () if again or package in PARTS else ("-m", "not slow")
+    quick = () if again or package not in os.listdir("src/lagwise") else ("-m", "not slow")
     times, lines = covering(context, again or [f"tests/{name}" for name in tests], *quick)
     roots = [Path("src/lagwise", name) for name in sources]
     files = sorted(file for root in roots for file in (root.rglob("*.py") if root.is_dir() else [root]))

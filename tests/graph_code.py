@@ -31,5 +31,6 @@ class _Checked(torch.fx.Interpreter):
             for found, fake in zip(pytree.tree_leaves(results), pytree.tree_leaves(n.meta["val"]), strict=True):
                 if isinstance(found, Tensor):
                     assert found.dtype == fake.dtype, n.target
+                    assert all(not isinstance(b, int) or a == b for a, b in zip(found.shape, fake.shape, strict=True))
                     assert found.is_contiguous() == fake.is_contiguous(), n.target
         return results

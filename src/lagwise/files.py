@@ -142,7 +142,7 @@ def saved_whole(folder: Path, noun: str, *, last: str = "") -> Iterator[Path]:
     above = folder.parent if created else folder
     try:
         above.mkdir(parents=True, exist_ok=True)
-        with _partial(above) as partial:
+        with _partial(above, folder.parent) as partial:
             yield partial
             follow_umask(partial)
             if created:
@@ -159,13 +159,14 @@ def saved_whole(folder: Path, noun: str, *, last: str = "") -> Iterator[Path]:
 
 
 @contextmanager
-def _partial(folder: Path) -> Iterator[Path]:
-    """Make a hidden folder in another, and remove those that killed processes have left there: a running process holds
-    the lock of its own."""
-    for left in folder.glob(f"{PARTIAL}-*"):
+def _partial(folder: Path, *others: Path) -> Iterator[Path]:
+    """Make a hidden folder in another, and remove those that killed processes have left in any of these: a running
+    process holds the lock of its own. What cannot be removed at the end is left to the next process."""
+    for left in {left for each in (folder, *others) for left in each.glob(f"{PARTIAL}-*")}:
         with suppress(OSError), lock(left / LOCK):
             shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=f"{PARTIAL}-") as hidden, lock(Path(hidden, LOCK)):
+    temporary = tempfile.TemporaryDirectory(dir=folder, prefix=f"{PARTIAL}-", ignore_cleanup_errors=True)
+    with temporary as hidden, lock(Path(hidden, LOCK)):
         partial = Path(hidden, "whole")
         partial.mkdir()  # with the mode of any new folder
         yield partial

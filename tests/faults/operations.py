@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -67,6 +68,7 @@ def work(folder: Path, command: tuple[str, ...], number: int, error: int, large:
     number, error and large: as in faults.c; error 0 is death.
     """
     torch.set_num_threads(1)
+    gc.freeze()  # what the server has imported: a training collects garbage, which would take most of its time
     os.chdir(folder)
     os.environ |= {"LAGWISE_CACHE": str(folder / "cache"), "TMPDIR": str(folder / "tmp"), "COLUMNS": "500"}
     with open(f"{folder}{name}.said", "wb") as said:
@@ -79,8 +81,9 @@ def work(folder: Path, command: tuple[str, ...], number: int, error: int, large:
 
     from lagwise.cli.failures import run
     from lagwise.cli.main import app
-    from lagwise.runs import watch
+    from lagwise.runs import convert, watch
 
+    convert._TOKENS_PER_TURN = 1  # of what is timed
     uvicorn.run = lambda *args, **options: None
     if command[0] == "watch":
         watch.time.sleep = lambda seconds: signal.raise_signal(signal.SIGINT)  # at the end of what is followed

@@ -56,6 +56,10 @@ GROWING = [case for case in STREAMS if any(part.grows for part in mixers_of(make
 FIXED = [case for case in STREAMS if case not in GROWING]
 
 
+def test_states_that_grow() -> None:
+    assert {name for name, _ in GROWING} == {"attention", "toeplitz"}  # with a kernel without end
+
+
 @diagonal(
     ("check", "name", "options", "causal"),
     [

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +16,10 @@ import torch
 import torch.distributed as dist
 from every_mixer import CHANNELS, OPTIONS, make
 from processes import run_together
+from torch import Tensor
 
-from lagwise.mixers import MIXERS, ChunkedAttentionMixer, TimestepNorm
+from lagwise.mixers import MIXERS, ChunkedAttentionMixer, Mixer, TimestepNorm
+from lagwise.ops import Layout, shards
 from lagwise.testing import shard_difference, split_layouts
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs fork")
@@ -21,58 +27,95 @@ LENGTH = 60
 # The sizes of shards: unequal, shorter than most reaches, and one of a single token.
 SIZES = {2: (23, 37), 3: (20, 1, 39), 4: (15, 16, 15, 14)}
 REFUSED = {"synthesizer", "long_short", "flash", "afno"}
-Case = tuple[str, dict[str, Any], bool]
-EVERY: list[Case] = [(name, options, causal) for name, options in OPTIONS for causal in MIXERS[name].directions]
+CASES: dict[str, Callable[[], Mixer]] = {
+    f"{name} {options} causal={causal}": partial(make, name, options, causal=causal)
+    for name, options in OPTIONS
+    if name not in REFUSED
+    for causal in MIXERS[name].directions
+}
+for groups in (1, 2, CHANNELS):
+    for causal in (True, False):
+        CASES[f"norm {groups} causal={causal}"] = partial(TimestepNorm, CHANNELS, causal=causal, groups=groups)
+CASES["sliding chunks"] = partial(ChunkedAttentionMixer, CHANNELS, chunk=4, heads=2, sliding=True)
 
 
-def check(cases: list[Case], kinds: list[str]) -> None:
+def check() -> None:
     dist.init_process_group("gloo")
     wrong = []
-    for name, options, causal in cases:
+    for case, made in CASES.items():
         torch.manual_seed(0)
-        mixer = make(name, options, causal=causal).train()
-        for kind in kinds:
-            if name in REFUSED:
-                with pytest.raises(ValueError, match=f"{type(mixer).__name__} cannot mix a sequence that is split"):
-                    mixer.require_shards()
-                continue
-            difference, where = shard_difference(mixer, split_layouts(LENGTH)[kind], SIZES[dist.get_world_size()])
-            if not difference < 1e-10:
-                wrong.append(f"{name} {options} causal={causal} {kind}: {where} {difference:.1e}")
-    finish(wrong)
-
-
-def check_norms() -> None:
-    dist.init_process_group("gloo")
-    wrong = []
-    sizes = SIZES[dist.get_world_size()]
-    for groups, causal in itertools.product((1, 2, CHANNELS), (True, False)):
-        norm = TimestepNorm(CHANNELS, causal=causal, groups=groups).double()
+        mixer = made().double()
         for kind, layout in split_layouts(LENGTH).items():
-            if not (difference := shard_difference(norm, layout, sizes)[0]) < 1e-10:
-                wrong.append(f"{groups} groups causal={causal} {kind}: {difference}")
-    sliding = ChunkedAttentionMixer(CHANNELS, chunk=4, heads=2, sliding=True).double()
-    for kind, layout in split_layouts(LENGTH).items():
-        if not (difference := shard_difference(sliding, layout, sizes)[0]) < 1e-10:
-            wrong.append(f"sliding chunks {kind}: {difference}")
-    finish(wrong)
-
-
-def finish(wrong: list[str]) -> None:
-    """End a process, with what is wrong."""
-    if wrong:
-        print(*wrong, sep="\n", file=sys.stderr)
+            difference, where = shard_difference(mixer, layout, SIZES[dist.get_world_size()])
+            if not difference < 1e-10:
+                wrong.append(f"{case} {kind}: {where} {difference:.1e}")
+    print(*wrong, sep="\n", file=sys.stderr)
     dist.barrier()
     dist.destroy_process_group()
     sys.exit(len(wrong) > 0)
 
 
 @pytest.mark.slow
-def test_a_norm_over_time() -> None:
-    assert run_together(check_norms, count=3) == [0] * 3
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("count", sorted(SIZES))
 def test_every_mixer_of_the_table(count: int) -> None:
-    assert run_together(check, EVERY, list(split_layouts(LENGTH)), count=count) == [0] * count
+    assert run_together(check, count=count) == [0] * count
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_mixers_that_refuse_shards(name: str) -> None:
+    mixer = make(name, {})
+    with pytest.raises(ValueError, match=f"{type(mixer).__name__} cannot mix a sequence that is split"):
+        mixer.require_shards()
+
+
+class Threads:
+    """Processes of one shard each, as threads of this one: what they exchange is of one graph."""
+
+    def __init__(self, sizes: Sequence[int], patch: pytest.MonkeyPatch):
+        self.sizes, self.boxes = sizes, [[torch.empty(0)]] * len(sizes)
+        self.barrier = threading.Barrier(len(sizes), timeout=60)
+        known = SimpleNamespace(get_rank=lambda rank: rank, get_world_size=lambda rank: len(sizes))
+        patch.setattr(shards, "dist", known)
+        patch.setattr(shards, "_swapped", self.swapped)
+
+    def swapped(self, sent: list[Tensor], shapes: list[tuple[int, ...]], rank: Any) -> list[Tensor]:
+        self.boxes[rank] = sent
+        self.barrier.wait()
+        received = [each[rank].reshape(shape) for each, shape in zip(self.boxes, shapes, strict=True)]
+        self.barrier.wait()
+        return received
+
+    def mixed(self, mixer: Mixer, x: Tensor, mask: Tensor | None, seq_idx: Tensor | None) -> Tensor:
+        """The outputs of all shards."""
+
+        def work(rank: int) -> Tensor:
+            start = sum(self.sizes[:rank])
+            own = [None if t is None else t[:, start : start + self.sizes[rank]] for t in (x, mask, seq_idx)]
+            group: Any = rank
+            try:
+                shard = shards.Shard(group, len(x), self.sizes[rank], own[1], own[2], x.device)
+                return mixer(own[0], layout=Layout(*own[1:], shard=shard))
+            except BaseException:
+                self.barrier.abort()
+                raise
+
+        with ThreadPoolExecutor(len(self.sizes)) as threads:
+            return torch.cat(list(threads.map(work, range(len(self.sizes)))), 1)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize(
+    "case", [case if "{}" in case or "{" not in case else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
+)
+def test_shards_in_threads(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mixer, threads = CASES[case]().double(), Threads(SIZES[3], monkeypatch)
+    x = torch.randn(3, LENGTH, CHANNELS, dtype=torch.float64, requires_grad=True)
+    for mask, seq_idx in split_layouts(LENGTH).values():
+        slope = torch.randn(x.shape, dtype=torch.float64) * (1 if mask is None else mask[..., None])
+        leaves = [x, *(p for p in mixer.parameters() if p.requires_grad)]
+        found = []
+        for y in (threads.mixed(mixer, x, mask, seq_idx), mixer(x, layout=Layout(mask, seq_idx))):
+            gradients = torch.autograd.grad((y * slope).sum(), leaves, allow_unused=True, materialize_grads=True)
+            found.append([(y * slope).detach(), *gradients])
+        for ours, whole in zip(*found, strict=True):
+            torch.testing.assert_close(ours, whole, rtol=0, atol=1e-9 * max(1.0, float(whole.abs().max())))

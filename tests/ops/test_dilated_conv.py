@@ -91,6 +91,9 @@ def test_wrong_arguments_are_named() -> None:
         receptive_field(3, 0, 2)
     with pytest.raises(ValueError, match="depth must be an integer of at least 1, got True"):
         receptive_field(3, 2, True)
+    for dilation, depth in ((1, 10_001), (2, 64)):
+        with pytest.raises(ValueError, match=f"depth must be smaller for dilation {dilation} "):
+            receptive_field(3, dilation, depth)
 
 
 @pytest.mark.parametrize("count", [1, 3, 7])

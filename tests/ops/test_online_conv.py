@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops import online_prefill, toeplitz_product
-from lagwise.ops.streaming import OnlineState, OnlineTaps
+from lagwise.ops.streaming import OnlineFollower, OnlineState, OnlineTaps, due_state, due_step, online_block
+from lagwise.ops.streaming.online import ONLINE_BLOCK
 from lagwise.ops.window import Window
 
 CHANNELS = 3
@@ -53,6 +54,22 @@ def test_any_chunks_give_the_whole_product(length: int, reach: int | None, most:
     if length < 2000 and most > 1:  # gradients on: nothing is remembered in place
         y, _ = walk(x, stream(taps, ends=reach is not None), sizes_from(length + 1, most))
         torch.testing.assert_close(y, whole, rtol=0, atol=1e-10)
+
+
+@torch.no_grad()
+def test_steps_that_change_a_state_in_place_give_the_whole_product() -> None:
+    taps, x = torch.randn(CHANNELS, 700, dtype=torch.float64), torch.randn(2, 700, CHANNELS, dtype=torch.float64)
+    whole, state = toeplitz_product(x, taps), online_block(walk(x[:, :150], stream(taps), lambda: 150)[1])
+    fixed = due_state(state)
+    follower = OnlineFollower(state, fixed)
+    for i in range(150, 600):
+        y, after = due_step(x[:, i], fixed, taps[:, :ONLINE_BLOCK].t())
+        torch.testing.assert_close(y, whole[:, i], rtol=0, atol=1e-10)
+        for own, new in zip(fixed, after, strict=True):
+            own.copy_(new)
+        follower.advance()
+    y, _ = walk(x[:, 600:], follower.stopped(), lambda: 37)
+    torch.testing.assert_close(y, whole[:, 600:], rtol=0, atol=1e-10)
 
 
 def test_one_row_is_repeated_as_a_view() -> None:

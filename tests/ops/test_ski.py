@@ -26,6 +26,7 @@ from lagwise.ops.ski import (
     ski_reference,
     split_kernel,
 )
+from lagwise.ops.ski.products import _symbolic_rows
 from lagwise.ops.toeplitz import block_lag_products
 
 pytestmark = pytest.mark.usefixtures("uninitialised_is_nan")
@@ -58,14 +59,19 @@ def test_each_ragged_row_equals_w_a_w_transposed(rank: int, degree: int) -> None
     x = tokens * ((place >= 0) & (place < lengths[:, None]))[..., None]
     a = torch.randn(6, 3, 2 * nodes - 1, dtype=torch.float64, requires_grad=True)
     local = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
-    fast = ski_product(x, a, degree=degree, local=(local, 2), rows=(first, lengths, torch.full_like(lengths, rank)))
+    rows = (first, lengths, torch.full_like(lengths, rank))
+    fast, of_graphs = (
+        ski_product(x, a, degree=degree, local=(local, 2), rows=rows),
+        _symbolic_rows(x, a, *rows, degree, (local, 2)),
+    )
     exact = torch.zeros_like(x)
     for i, (start, length) in enumerate(zip(first.tolist(), lengths.tolist(), strict=True)):
         row, spare = x[i : i + 1, start : start + length], max(0, nodes - length)
         y = ski_reference(row, a[i, :, spare : 2 * nodes - 1 - spare], degree=degree)
         exact[i, start : start + length] = y[0] + toeplitz_reference(row, local, causal=False)[0]
     weight = torch.randn_like(x) * (x != 0)
-    torch.testing.assert_close(fast * weight, exact * weight, rtol=0, atol=1e-10)
+    for y in (fast, of_graphs):
+        torch.testing.assert_close(y * weight, exact * weight, rtol=0, atol=1e-10)
     gradients = (torch.autograd.grad(y, (tokens, a, local), weight, retain_graph=True) for y in (fast, exact))
     for got, expected in zip(*gradients, strict=True):
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)

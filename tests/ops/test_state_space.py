@@ -10,6 +10,7 @@ from torch import Tensor
 from lagwise.kernels import FreeKernel, ModalKernel, RPEKernel
 from lagwise.ops import Modes, reduce_taps, toeplitz_product
 from lagwise.ops.recurrence import DiagonalSSM, modal_taps
+from lagwise.ops.recurrence.state_space import largest_difference
 
 CHANNELS, MODES = 3, 4
 
@@ -157,6 +158,13 @@ def test_bounds_equal_those_from_dense_singular_values(n: int) -> None:
 def some_modes_of_nothing(channels: int) -> Modes:
     none = torch.zeros(channels, 1, dtype=torch.complex128)
     return Modes(none, none, torch.zeros(channels, dtype=torch.float64))
+
+
+def test_the_bound_between_points_of_the_transform_is_reached() -> None:
+    """By ``1 - z**8``, whose largest values are all halfway between two points."""
+    nothing = Modes(*torch.zeros(2, 1, 0, dtype=torch.complex128), torch.zeros(1, dtype=torch.float64))
+    taps = torch.tensor([1.0, *[0.0] * 7, -1.0], dtype=torch.float64)
+    assert largest_difference(taps, nothing)[0] == pytest.approx(2.0)
 
 
 def test_irreducible_kernels_are_refused_with_errors() -> None:
