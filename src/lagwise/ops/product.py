@@ -14,7 +14,8 @@ from torch import Tensor
 
 from lagwise.ops.operation import compute_dtype, symbolic
 from lagwise.ops.toeplitz.block import centre, toeplitz_matrix
-from lagwise.ops.toeplitz.convolution import convolution, is_direct, reachable_taps
+from lagwise.ops.toeplitz.convolution import convolution, reachable_taps
+from lagwise.ops.toeplitz.direct import is_direct
 
 EXACT_ENGINES = ("auto", "dense", "fft", "overlap_save", "direct")
 ENGINES = (*EXACT_ENGINES, "ski")  # of `lagwise.mixers.ToeplitzMixer`
