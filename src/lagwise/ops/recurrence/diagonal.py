@@ -232,27 +232,29 @@ def zoh_tokens(exponent: Tensor, token_time: Tensor) -> tuple[Tensor, Tensor]:
     return 1 + grown, grown / torch.expm1(exponent)
 
 
-def zoh_sums(
-    x: Tensor, modes: Sequence[tuple[Tensor, Tensor]], weights: Sequence[Tensor], state: Tensor | None = None
-) -> tuple[list[Tensor], Tensor]:
+def zoh_mix(
+    x: Tensor,
+    modes: Sequence[tuple[Tensor, Tensor]],
+    weights: Sequence[Tensor],
+    direct: Tensor,
+    state: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """Compute outputs of diagonal state spaces whose tokens last for different times: of a recurrence from the first
     token and, for two-sided ones, of another from the last.
 
-    Formula: ``y_t = Re sum_i w_i h_{i,t}`` with ``h_t = p_t h_{t-1} + f_t x_t``, for each direction.
+    Formula: ``y_t = Re sum_i w_i h_{i,t} + direct x_t`` with ``h_t = p_t h_{t-1} + f_t x_t``, summed over directions.
 
     Shapes: x ``(batch, length, channels)``; modes: poles p and factors f of each direction (`zoh_tokens`), ``(batch,
-    length, channels, modes)``; weights ``(channels, modes)`` of each; state ``(batch, channels, modes)``, before the
-    first token. Returns the sum of each direction, like x, and the first one's state after the last token.
+    length, channels, modes)``; weights ``(channels, modes)`` of each; direct ``(channels,)``; state ``(batch, channels,
+    modes)``, before the first token. Returns a tensor like x, and the first direction's state after the last token.
     """
-    sums, ends = [], []
-    for backward, ((poles, factors), weight) in enumerate(zip(modes, weights, strict=True)):
-        if backward:
-            x, poles, factors = (each.flip(1) for each in (x, poles, factors))
-        states = varying_scan(factors * x[..., None], poles, state)
-        output = (states * weight).sum(3).real
-        sums.append(output.flip(1) if backward else output)
-        ends.append(states[:, -1])
-    return sums, ends[0]
+    (poles, factors), *before = modes
+    states = varying_scan(factors * x[..., None], poles, state)
+    y = direct * x + (states * weights[0]).sum(3).real
+    for (poles, factors), weight in zip(before, weights[1:], strict=True):
+        back = varying_scan((factors * x[..., None]).flip(1), poles.flip(1))
+        y = y + (back * weight).sum(3).real.flip(1)
+    return y, states[:, -1]
 
 
 def modal_taps(modes: Modes, length: int) -> Tensor:

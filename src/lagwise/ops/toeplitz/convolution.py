@@ -18,6 +18,7 @@ from lagwise.ops.fused import fused, joined
 from lagwise.ops.operation import (
     Engine,
     Values,
+    at_most,
     compute_dtype,
     in_graph,
     operation,
@@ -114,9 +115,9 @@ def convolution(x: Tensor, kernel: Tensor, origin: int, engine: str = "auto", di
 def reachable_taps(taps: Tensor, length: int, causal: bool) -> tuple[Tensor, int]:
     """The taps of lags within a signal of this length, and the index of lag 0."""
     if causal:
-        return taps[:, : torch.sym_min(length, taps.shape[1])], 0
+        return taps[:, : at_most(taps.shape[1], length)], 0
     middle = centre(taps)
-    reach = min(middle, length - 1)
+    reach = at_most(middle, length - 1)
     return taps[:, middle - reach : middle + reach + 1], reach
 
 
