@@ -215,14 +215,6 @@ class Mixer(StreamModule):
         y, state = self.mix(x[:, None], state, Layout())
         return y[:, 0], state
 
-    def mix_columns(self, x: Tensor, layout: Layout, width: int) -> Tensor:
-        """`forward` along the columns of a grid stored row by row, in rows of ``width`` tokens.
-
-        x is ``(batch, height * width, channels)``, and layout that of the columns, ``(batch * width, height)``.
-        """
-        columns = x.unflatten(1, (-1, width)).transpose(1, 2).flatten(0, 1)
-        return self(columns, layout=layout).unflatten(0, (-1, width)).transpose(1, 2).flatten(1, 2)
-
     @property
     def counts_tokens(self) -> str | None:
         """The part that counts tokens, so that these have no times of their own; None if there is none."""

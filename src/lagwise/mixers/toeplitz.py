@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lagwise.kernels import KERNELS, DiagonalKernel, LagKernel
 from lagwise.kernels.base import cached, cached_taps, some_channels
-from lagwise.mixers.base import Mixer, masked
+from lagwise.mixers.base import Mixer
 from lagwise.mixers.derived import Derived
 from lagwise.mixers.ski import CausalSKI, TwoSidedSKI
 from lagwise.ops import ENGINES, Layout, online_prefill, toeplitz_product
@@ -259,17 +259,6 @@ class ToeplitzMixer(Derived, Mixer):
         """Whether `gated` may take fewer passes for rows of this layout."""
         parts = (layout.mask, layout.seq_idx, layout.shard, layout.token_time)
         return all(part is None for part in parts) and self.ski is None and self._frozen is not DiagonalSSM
-
-    def mix_columns(self, x: Tensor, layout: Layout, width: int) -> Tensor:
-        """`mix` along the columns of a grid ``(batch, height * width, channels)``, with the layout of the columns
-        ``(batch * width, height)``. Few lags need no further copy of the grid."""
-        height = x.shape[1] // width
-        if self.ski is None:
-            taps = self.taps(height)
-            if layout.mask is not None:
-                x = masked(x, layout.mask.unflatten(0, (-1, width)).transpose(1, 2).flatten(1))
-            return toeplitz_product(x, taps, causal=self.causal, engine=self.engine, dilation=width)
-        return super().mix_columns(x, layout, width)
 
     def taps(self, length: int) -> Tensor:
         """Return taps for a signal of this length, or all taps if a graph leaves it open."""
