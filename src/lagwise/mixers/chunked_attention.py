@@ -223,9 +223,9 @@ class ChunkedAttention(Derived):
             query, key = rotate(query, *factors), _rows(rotate(self._by_head(key), *factors))
         keys, values = extended(state.key, key, seen), extended(state.value, value, seen)
         met = recent(keys, self._visible(seen, chunk), seen)
-        by_head = (self._by_head(latest(window, met).to(query.dtype)) for window in (keys, values))
-        allowed = None if met.allowed is None else met.allowed[:, None]
-        y = self._attend(query, *by_head, met.lags[..., None, :], allowed, _nearest(self.derived().bias, reach))
+        met_keys, met_values = (self._by_head(latest(window, met).to(query.dtype)) for window in (keys, values))
+        allowed, bias = None if met.allowed is None else met.allowed[:, None], _nearest(self.derived().bias, reach)
+        y = self._attend(query, met_keys, met_values, met.lags[..., None, :], allowed, bias)
         return _rows(y), ChunkState(keys, values, seen + 1)
 
     def _visible(self, position: Tensor, chunk: int) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -266,7 +266,7 @@ class CausalSKI:
     def split(self, kernel: LagKernel, plan: SKIPlan, nodes: int) -> tuple[Tensor, Tensor]:
         """Short and coarse taps, for at least this many nodes or as many as the kernel reaches."""
         limit = self.node_limit(kernel, plan)
-        nodes = torch.sym_max(plan.short_nodes, at_most(limit, nodes) if limit else nodes)
+        nodes = cast("int", torch.sym_max(plan.short_nodes, at_most(limit, nodes) if limit else nodes))
         like = next(kernel.parameters())
         (lags,) = cached_tables(_split_lags, plan, nodes, like=like)
         values = kernel.at(lags)

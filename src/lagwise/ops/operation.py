@@ -54,7 +54,7 @@ def open_length(length: int) -> bool:
 
 def at_most(count: int, length: int) -> int:
     """The smaller of two numbers; the first where a graph leaves the second open."""
-    return count if symbolic(length) else torch.sym_min(count, length)
+    return count if symbolic(length) else cast("int", torch.sym_min(count, length))
 
 
 def beyond(length: int, limit: int) -> bool:

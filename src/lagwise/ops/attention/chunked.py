@@ -14,6 +14,7 @@ from lagwise.ops.host import on_host
 from lagwise.ops.operation import (
     Engine,
     Values,
+    at_most,
     beyond,
     chunk_count,
     cpu_graph,
@@ -389,7 +390,7 @@ def _check(
         raise ValueError(f"mask must be (batch, length) = {(batch, length)}, got {tuple(mask.shape)}")
     if bias is None:
         return
-    n = 2 * chunk if sliding and beyond(length, chunk) else torch.sym_min(chunk, length)
+    n = 2 * chunk if sliding and beyond(length, chunk) else at_most(chunk, length)
     min_size, dims = (2 * n - 1 if bias.dim() == 2 else n), (2,) if sliding else (2, 3)
     if bias.dim() not in dims or bias.shape[0] not in (1, heads) or beyond(min_size, min(bias.shape[1:])):
         square = "" if sliding else f", or ({heads} or 1 heads, at least {n}, at least {n})"
