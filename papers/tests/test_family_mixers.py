@@ -74,7 +74,7 @@ def test_mixers_of_fixed_length_refuse_longer_texts(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        *(("tcn", {"circular": True}), ("hyena", {"order": 0}), ("hyena", {"short": 0}), ("s5", {"modes": 0})),
+        *(("hyena", {"order": 0}), ("hyena", {"short": 0}), ("s5", {"modes": 0})),
         *(("short_conv", {"kernel_size": 4, "causal": False}), ("linear_attention", {"heads": 3})),
         *(("linear_attention", {"feature_map": "relu"}), ("lru", {"least_radius": 1.0}), ("lru", {"most_angle": 7.0})),
         *(("gss", {"contraction": 0.01}), ("flash", {"query_size": 3}), ("flash", {"chunk": 0})),

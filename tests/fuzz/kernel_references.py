@@ -144,14 +144,6 @@ def ema(kernel: Any, lags: Tensor) -> Tensor:
     return joined(ema_sides(kernel, lags), lags)
 
 
-def ema_smooth(kernel: Any, lags: Tensor) -> Tensor:
-    after, *others = ema_sides(kernel, lags)
-    if kernel.causal:
-        return after
-    (before,) = others
-    return after * (lags > 0) + before * (lags < 0) + (after + before) / 2 * (lags == 0)
-
-
 def cema(kernel: Any, lags: Tensor) -> Tensor:
     """By repeated multiplication, as the recurrence of Megalodon's eq. 2 computes it."""
     p, n = kernel.alpha.sigmoid(), kernel.alpha.shape[2]
@@ -287,4 +279,4 @@ REFERENCES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     each.__name__: each
     for each in (rpe, free, frequency, warped, ema, modal, cema, s4d, dss, s4, sgconv, hyena, spectral)
 }
-SMOOTH = {"RPEKernel": rpe, "WarpedKernel": warped_smooth, "EMAKernel": ema_smooth, "HyenaKernel": hyena_smooth}
+SMOOTH = {"RPEKernel": rpe, "WarpedKernel": warped_smooth, "HyenaKernel": hyena_smooth}

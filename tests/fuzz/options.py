@@ -138,7 +138,6 @@ class Draws:
             # The norm of one channel is its sign.
             "norm": self.rng.choice(("none", "rms") if (residual and self.channels > 1) or self.double else ("none",)),
             "residual": residual,
-            "circular": not self.causal and self.rng.random() < 0.5,
         }
 
     def chunked_attention(self) -> Options:

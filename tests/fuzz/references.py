@@ -80,11 +80,8 @@ def tcn(mixer: Any, x: Tensor) -> Tensor:
                 h = h / (h.square().mean(1, keepdim=True) + 1e-6).sqrt()
             taps, dilation = mixer.taps[number], mixer.dilations[number]
             by = range(before - size + 1, before + 1)
-            if mixer.circular:
-                shifted = [h[(torch.arange(n) - lag * dilation) % n] for lag in by]
-            else:
-                wide = F.pad(h, (0, 0, before * dilation, (size - 1 - before) * dilation))
-                shifted = [wide[(before - lag) * dilation :][:n] for lag in by]
+            wide = F.pad(h, (0, 0, before * dilation, (size - 1 - before) * dilation))
+            shifted = [wide[(before - lag) * dilation :][:n] for lag in by]
             h = activation(sum(x_l * t for x_l, t in zip(shifted, taps.unbind(1), strict=True)))
         x = x + h if mixer.residual else h
     return x

@@ -40,7 +40,6 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("gtu", {"kernel": {"name": "warped"}, "engine": "ski"}),
     ("toeplitz", {"kernel": {"name": "ema"}}),
     ("toeplitz", {"kernel": {"name": "modal", "modes": 4}}),
-    ("toeplitz", {"kernel": {"name": "ema"}, "engine": "ski"}),
     ("toeplitz", {"kernel": {"name": "s4d", "modes": 4}}),
     ("toeplitz", {"kernel": {"name": "cema", "dimension": 4}}),
     ("toeplitz", {"kernel": {"name": "dss", "modes": 4, "normalization": "softmax"}}),

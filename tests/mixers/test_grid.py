@@ -36,7 +36,6 @@ EVERY: list[tuple[str, dict[str, Any]]] = [
     ("afno2d", {"heads": 2}),
     ("afno2d", {"heads": 1, "threshold": 0.0, "activation": "gelu"}),
     ("grid", {}),
-    ("grid", {"rows": {"name": "tcn", "circular": True}}),
     *(
         ("grid", {"rows": {"name": name}})
         for name, mixer in MIXERS.items()

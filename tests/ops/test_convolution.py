@@ -42,23 +42,6 @@ def test_engine_equals_the_dense_matrix(engine: str, causal: bool, length: int, 
         torch.testing.assert_close(value, exact, rtol=0, atol=1e-10 * math.sqrt(length) + 1e-12)
 
 
-@pytest.mark.parametrize("engine", FAST)
-@pytest.mark.parametrize("causal", [True, False])
-def test_a_dilated_product_acts_along_the_columns_of_a_grid(engine: str, causal: bool) -> None:
-    height, width = 9, 4
-    x = torch.randn(2, height * width, 3, dtype=torch.float64, requires_grad=True)
-    taps = torch.randn(3, 7, dtype=torch.float64, requires_grad=True)
-    columns = x.unflatten(1, (height, width)).transpose(1, 2).flatten(0, 1)
-    wanted = toeplitz_reference(columns, taps, causal=causal).unflatten(0, (2, width)).transpose(1, 2).flatten(1, 2)
-    ours = toeplitz_product(x, taps, causal=causal, engine=engine, dilation=width)
-    torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-10)
-    weight = torch.randn_like(x)
-    for one, other in zip(
-        torch.autograd.grad(ours, (x, taps), weight), torch.autograd.grad(wanted, (x, taps), weight), strict=True
-    ):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
-
-
 @pytest.mark.cpu
 @pytest.mark.parametrize(
     ("lags", "causal", "engine"),

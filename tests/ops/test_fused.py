@@ -25,7 +25,8 @@ from lagwise.ops import dilated_convolution, fused, native, toeplitz_product
 from lagwise.ops.fused import average, network
 from lagwise.ops.fused.convolution import residual_convolutions
 from lagwise.ops.recurrence.timestep_norm import affine_timestep_norm
-from lagwise.ops.toeplitz.convolution import _gated, is_direct
+from lagwise.ops.toeplitz.convolution import _gated
+from lagwise.ops.toeplitz.direct import is_direct
 from lagwise.ops.tokens import apply_linear, linears, silu_product
 from lagwise_papers.family.hyena import HyenaMixer
 

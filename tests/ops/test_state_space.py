@@ -85,7 +85,7 @@ def test_steps_blocks_and_taps_agree(length: int) -> None:
         steps.append(out)
     torch.testing.assert_close(torch.stack(steps, 1), expected, rtol=0, atol=1e-10)
     torch.testing.assert_close(torch.cat(state, 1), end, rtol=0, atol=1e-10)
-    graph, state = ssm.in_graph(x, ssm.start(2))
+    graph, state = ssm.by_powers(x, ssm.start(2))
     torch.testing.assert_close(graph, expected, rtol=0, atol=1e-10)
     torch.testing.assert_close(torch.cat(state, 1), end, rtol=0, atol=1e-10)
 

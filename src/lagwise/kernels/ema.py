@@ -30,15 +30,13 @@ class EMAKernel(LagKernel):
 
     ValueError if either option is less than 1.
 
-    As a kernel it works with any engine, including SKI. The mixer ``ema`` computes the same by a scan, and streams in
-    constant memory.
+    The mixer ``ema`` computes the same by a scan, and streams in constant memory.
 
     >>> kernel = EMAKernel(4, dimension=2)
     >>> torch.allclose(kernel.taps(10), kernel.taps(20)[:, :10])  # taps do not depend on the length
     True
     """
 
-    continuous = True
     undecayed = ("delta", "alpha")
 
     def __init__(self, channels: int, *, causal: bool = True, dimension: int = 16, truncation: int | None = None):
@@ -77,20 +75,6 @@ class EMAKernel(LagKernel):
         with torch.autocast(weight.device.type, enabled=False):
             sides = [ema_taps(w, q, length, truncation=self.truncation) for w, q in zip(weight, log_decay, strict=True)]
         return joined_sides(*sides)
-
-    def smooth_at(self, lags: Tensor) -> Tensor:
-        """See `LagKernel.smooth_at`: at lag 0, where two sides meet, the mean of both."""
-        weight, log_decay = self.exponentials()
-        distance = lags.abs().to(weight.dtype)
-        with torch.autocast(weight.device.type, enabled=False):
-            sides = torch.einsum("scn,scnl->scl", weight, (log_decay[..., None] * distance).exp())
-        shares = torch.stack([lags > 0, lags < 0]).to(weight.dtype) + 0.5 * (lags == 0)
-        values = sides[0] if self.causal else (sides * shares[:, None]).sum(0)
-        return values if self.truncation is None else values * (distance < self.truncation)
-
-    def local_taps(self) -> tuple[Tensor, int] | None:
-        """See `LagKernel.local_taps`: the other half of a two-sided kernel's lag 0."""
-        return None if self.causal else (self.exponentials()[0].sum(2).mean(0)[:, None], 0)
 
 
 class CEMAKernel(DiagonalKernel):

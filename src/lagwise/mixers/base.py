@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -159,9 +160,8 @@ class Mixer(StreamModule):
             self.require_times()
         elif layout.shard is not None:
             self.require_shards()
-        if layout.seq_idx is not None and layout.shard is None:
-            return per_document(lambda x, layout: self.mix(x, None, layout)[0], x, layout)
-        return self.mix(x, None, layout)[0]
+        mix = lambda x, layout: self.mix(x, None, layout)[0]  # noqa: E731
+        return per_document(mix, x, layout) if layout.shard is None else mix(x, layout)
 
     @torch.compiler.disable  # groups of rows with one time depend on values
     def _mix_rows(self, x: Tensor, layout: Layout) -> Tensor:
@@ -183,17 +183,15 @@ class Mixer(StreamModule):
 
     def _next(self, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
         if layout.by_row:
-            layout = layout.by_token(x.shape[1])
+            assert layout.token_time is not None
+            layout = Layout(layout.mask, token_time=layout.token_time.expand(-1, x.shape[1]))
         if layout.token_time is not None:
             self.require_times()
         elif layout.mask is not None:
-            return padded_prefill(self._mix_next, x, state, layout)
+            return padded_prefill(partial(_of_rows, self.mix), x, state, layout)
         elif x.shape[1] == 1:
             y, state = _of_rows(self.mix_token, x[:, 0], state)
             return y[:, None], state
-        return self._mix_next(x, state, layout)
-
-    def _mix_next(self, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
         return _of_rows(self.mix, x, state, layout)
 
     def step(self, x: Tensor, state: Any, token_time: Tensor | None = None) -> tuple[Tensor, Any]:
@@ -216,14 +214,6 @@ class Mixer(StreamModule):
         token."""
         y, state = self.mix(x[:, None], state, Layout())
         return y[:, 0], state
-
-    def mix_columns(self, x: Tensor, layout: Layout, width: int) -> Tensor:
-        """`forward` along the columns of a grid stored row by row, in rows of ``width`` tokens.
-
-        x is ``(batch, height * width, channels)``, and layout that of the columns, ``(batch * width, height)``.
-        """
-        columns = x.unflatten(1, (-1, width)).transpose(1, 2).flatten(0, 1)
-        return self(columns, layout=layout).unflatten(0, (-1, width)).transpose(1, 2).flatten(1, 2)
 
     @property
     def counts_tokens(self) -> str | None:

@@ -204,35 +204,44 @@ class ChunkedAttention(Derived):
         )
         count = n if mask is None else mask.sum(1)
         after = ChunkState(state.key.append(key), state.value.append(value), seen + count)
-        position = torch.cat([position[..., :1] + torch.arange(-n_past, 0, device=query.device), position], -1)
-        bias = self._lag_bias(reach)
+        index, bias = torch.arange(n_past + n, device=query.device), self._lag_bias(reach)
         if n_past and n <= chunk:
-            return _rows(self._few(query, keys, values, position, chunk, bias, together is not None)), after
+            lags, visible = index[n_past:, None] - index, self._visible(position, chunk)[..., None]
+            return _rows(self._attend(query, keys, values, lags, (lags >= 0) & (lags < visible), bias)), after
         real = None
         if together is None:  # tokens before the chunks that a row's next token sees count as padding
-            real = position >= ((seen // chunk * chunk - before).clamp(min=0))[:, None]
+            real = position[:, :1] - n_past + index >= ((seen // chunk * chunk - before).clamp(min=0))[:, None]
         y = self._in_chunks(F.pad(query, (0, 0, n_past, 0)), keys, values, chunk, bias, real)
         return _rows(y[:, :, n_past:]), after
 
     def mix_token(self, query: Tensor, key: Tensor, value: Tensor, state: ChunkState) -> tuple[Tensor, ChunkState]:
         """`run` for one token of every row: a pure function of tensors (see `Mixer.mix_token`)."""
         seen, reach = state.seen, _reach(state)
-        bias = _nearest(self.derived().bias, reach)
-        chunk = reach // self.chunks
-        offset, query = seen % chunk, self._by_head(query)
+        chunk, query = reach // self.chunks, self._by_head(query)
         if self.position == "rope":
             factors = self._rotations(seen, chunk, query.dtype)
             query, key = rotate(query, *factors), _rows(rotate(self._by_head(key), *factors))
         keys, values = extended(state.key, key, seen), extended(state.value, value, seen)
-        visible = (offset + reach - chunk).minimum(seen) + 1 if self.sliding else offset + 1
-        met = recent(keys, visible, seen)
-        if bias is not None:
-            bias = bias[:, met.lags + reach - 1]  # (heads, n) or (heads, batch, n)
-            bias = bias[:, None] if met.lags.dim() == 1 else bias.transpose(0, 1)[:, :, None]
-        allowed = None if met.allowed is None else met.allowed[:, None, None]
-        by_head = (self._by_head(latest(window, met).to(query.dtype)) for window in (keys, values))
-        y = pair_attention(query, *by_head, function=self.function, bias=bias, allowed=allowed)
+        met = recent(keys, self._visible(seen, chunk), seen)
+        met_keys, met_values = (self._by_head(latest(window, met).to(query.dtype)) for window in (keys, values))
+        allowed, bias = None if met.allowed is None else met.allowed[:, None], _nearest(self.derived().bias, reach)
+        y = self._attend(query, met_keys, met_values, met.lags[..., None, :], allowed, bias)
         return _rows(y), ChunkState(keys, values, seen + 1)
+
+    def _visible(self, position: Tensor, chunk: int) -> Tensor:
+        """Count the tokens, up to its own, that each token sees, by its position in its row."""
+        return (position % chunk + chunk).minimum(position) + 1 if self.sliding else position % chunk + 1
+
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, lags: Tensor, allowed: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
+        """Attention over keys at lags ``(n, m)`` or ``(batch, n, m)`` behind the queries, where allowed, likewise."""
+        if bias is not None:
+            furthest = bias.shape[1] // 2
+            bias = bias[:, lags.clamp(-furthest, furthest) + furthest]
+            bias = bias if lags.dim() == 2 else bias.transpose(0, 1)
+        allowed = allowed if allowed is None or allowed.dim() == 2 else allowed[:, None]
+        return pair_attention(query, key, value, function=self.function, bias=bias, allowed=allowed)
 
     def _rotations(self, seen: Tensor, chunk: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """`rotary_factors` of one token of each row, from a table where it can be remembered."""
@@ -258,31 +267,6 @@ class ChunkedAttention(Derived):
     def _rotated(self, query: Tensor, key: Tensor, position: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
         factors = self._factors(position, chunk, query.dtype)
         return rotate(query, *factors), rotate(key, *factors)
-
-    def _few(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        position: Tensor,
-        chunk: int,
-        bias: Tensor | None,
-        in_step: bool,
-    ) -> Tensor:
-        """The last n tokens as queries; position ``(m,)`` or ``(batch, m)``, a key's position in its row."""
-        n, m = query.shape[2], key.shape[2]
-        index = torch.arange(m, device=query.device)
-        lags = index[m - n :, None] - index
-        allowed = None
-        if not in_step or n > 1:  # one token in step with the others sees all tokens kept
-            home = position.div(chunk, rounding_mode="floor")  # below 0 before the first token
-            ago = home[..., m - n :, None] - home[..., None, :]
-            allowed = (ago < self.chunks) & (home >= 0)[..., None, :] & (lags >= 0)
-            allowed = allowed if in_step else allowed[:, None]
-        if bias is not None:
-            reach = self.chunks * chunk
-            bias = bias[:, lags.clamp(1 - reach, reach - 1) + reach - 1]
-        return pair_attention(query, key, value, function=self.function, bias=bias, allowed=allowed)
 
     def _in_chunks(
         self, query: Tensor, key: Tensor, value: Tensor, chunk: int, bias: Tensor | None, mask: Tensor | None

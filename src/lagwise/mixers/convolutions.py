@@ -18,7 +18,6 @@ from lagwise.ops.fused.convolution import gated_convolution, residual_convolutio
 from lagwise.ops.streaming import WindowState
 from lagwise.ops.toeplitz import (
     centre_tap,
-    circular_convolution,
     dilated_prefill,
     dilated_step,
     receptive_field,
@@ -51,7 +50,6 @@ class TCNMixer(Derived, Mixer):
         activation: ``silu``, ``gelu``, ``gelu_tanh``, ``relu``, ``tanh`` or ``none``.
         norm: ``rms`` over the channels before each convolution, or ``none``.
         residual: whether a block adds its input.
-        circular: whether a row is circular, so that every token has equally many neighbours (CDIL-CNN; two-sided only).
 
     Taps beyond the training length are never trained and keep their random initial values: if a model is to run on
     longer texts, its receptive field must not exceed the training length.
@@ -60,7 +58,7 @@ class TCNMixer(Derived, Mixer):
     per token from the latest inputs of every convolution, in constant memory (TCNCA app. B leaves this open).
     Convolutions have no bias, so that zeros stay zeros.
 
-    Source: TCNCA §2, app. E; Cheng et al. 2022 (CDIL-CNN) for circular.
+    Source: TCNCA §2, app. E.
 
     >>> TCNMixer(4, kernel_size=5, dilation=3, depth=5)(torch.randn(2, 100, 4)).shape
     torch.Size([2, 100, 4])
@@ -81,21 +79,15 @@ class TCNMixer(Derived, Mixer):
         activation: str = "silu",
         norm: str = "none",
         residual: bool = True,
-        circular: bool = False,
     ):
         super().__init__(channels, causal)
         self.receptive_field = receptive_field(kernel_size, dilation, depth, convolutions)
         centre_tap(kernel_size, causal)
         self.activation = ACTIVATIONS[known(activation, ACTIVATIONS, "activation")]
         self.norm: str = known(norm, ("none", "rms"), "norm")
-        for name, value in (("residual", residual), ("circular", circular)):
-            if not isinstance(value, bool):
-                raise ValueError(f"{name} must be true or false, got {value!r}")
-        if circular and causal:
-            raise ValueError("circular=True needs causal=False: in a ring every token follows every other")
-        self.takes_shards = not circular  # its ends meet
-        self.residual, self.circular = residual, circular
-        self.convolutions = convolutions
+        if not isinstance(residual, bool):
+            raise ValueError(f"residual must be true or false, got {residual!r}")
+        self.residual, self.convolutions = residual, convolutions
         self.dilations = [dilation**i for i in range(depth) for _ in range(convolutions)]
         # One parameter, held directly: transformers initialises only parameters that modules hold directly.
         self.taps = nn.Parameter(torch.empty(len(self.dilations), channels, kernel_size))
@@ -127,13 +119,11 @@ class TCNMixer(Derived, Mixer):
 
     def _mix_whole(self, x: Tensor, layout: Layout) -> Tensor:
         simple = self.convolutions == 1 and self.norm == "none" and self.activation in (F.silu, identity)
-        if simple and not self.circular and layout.mask is None:
+        if simple and layout.mask is None:
             origin, activate = centre_tap(self.taps.shape[2], self.causal), self.activation is F.silu
             return residual_convolutions(x, self.taps, origin, tuple(self.dilations), self.residual, activate)
 
         def convolve(index: int, h: Tensor) -> Tensor:
-            if self.circular:
-                return circular_convolution(h, self.taps[index], self.dilations[index], mask=layout.mask)
             return dilated_convolution(h, self.taps[index], self.dilations[index], causal=self.causal)
 
         return self.blocks(x, layout.mask, convolve)

@@ -14,9 +14,10 @@ from lagwise.mixers.derived import Derived
 from lagwise.ops import EXACT_ENGINES, Layout, ema_scan, toeplitz_product
 from lagwise.ops.fused.average import moving_average
 from lagwise.ops.operation import symbolic
+from lagwise.ops.packing import per_document
 from lagwise.ops.product import saved_engine
-from lagwise.ops.recurrence import DiagonalSSM, ema_blocks, ema_taps, zoh_sums, zoh_tokens
-from lagwise.ops.shards import Shard, documents
+from lagwise.ops.recurrence import DiagonalSSM, ema_blocks, ema_taps, zoh_mix, zoh_tokens
+from lagwise.ops.shards import Shard
 from lagwise.ops.window import Window, displaced, extended
 from lagwise.tables import known
 
@@ -103,7 +104,7 @@ class EMAMixer(Derived, Mixer):
             backward = None if self.causal else (weights[1], log_decays[1])
             return ema_scan(x, weights[0], log_decays[0], backward=backward)
 
-        y = documents(alone, x, Layout(layout.mask, layout.seq_idx))
+        y = per_document(alone, x, Layout(layout.mask, layout.seq_idx))
         for weight, log_decay, backward in zip(weights, log_decays, (False, True), strict=False):
             y = y + _carried_average(shard, x, weight, log_decay, backward=backward)
         return F.silu(y + self.omega * x).to(x.dtype)
@@ -113,13 +114,10 @@ class EMAMixer(Derived, Mixer):
         return None if self.kernel.truncation is None else "an average with a truncation"
 
     def _mix_timed(self, x: Tensor, state: EMAState | None, layout: Layout) -> tuple[Tensor, Any]:
-        assert layout.token_time is not None
-        signal = x.to(self.kernel.precision(self.omega))
-        weights, log_decays = self.kernel.exponentials()
-        times = [layout.token_time] if self.causal else [layout.token_time, layout.time_after]
-        modes = [zoh_tokens(log_decay, time) for log_decay, time in zip(log_decays, times, strict=True)]
-        sums, end = zoh_sums(signal, modes, list(weights), None if state is None else state.average.transpose(1, 2))
-        y = sum(sums, self.omega * signal)
+        signal, (weights, log_decays) = x.to(self.kernel.precision(self.omega)), self.kernel.exponentials()
+        modes = [zoh_tokens(*each) for each in zip(log_decays, layout.times(self.causal), strict=True)]
+        before = None if state is None else state.average.transpose(1, 2)
+        y, end = zoh_mix(signal, modes, list(weights), self.omega, before)
         return F.silu(y).to(x.dtype), None if state is None else EMAState(end.transpose(1, 2))
 
     def derive(self, form: str = "eager") -> Any:

@@ -104,10 +104,11 @@ class GTU2d(Mixer):
 
 def _along_both(mixer: GridMixer | GTU2d, x: Tensor, layout: Layout) -> Tensor:
     """The sum of the outputs of both axes' mixers."""
-    _, width = layout.require_grid(type(mixer).__name__)
+    grid = x.unflatten(1, layout.require_grid(type(mixer).__name__))
     rows, columns = layout.axes
-    along = mixer.rows(x.unflatten(1, (-1, width)).flatten(0, 1), layout=rows).reshape(x.shape)
-    return along + mixer.columns.mix_columns(x, columns, width)
+    along = mixer.rows(grid.flatten(0, 1), layout=rows).reshape(grid.shape)
+    across = mixer.columns(grid.transpose(1, 2).flatten(0, 1), layout=columns).unflatten(0, grid.shape[:3:2])
+    return (along + across.transpose(1, 2)).flatten(1, 2)
 
 
 def _axis_mixer(spec: Mapping[str, Any] | None, channels: int, axis: str) -> Mixer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from lagwise.kernels.base import cached
 from lagwise.ops import Layout, SKIPlan, causal_ski_product, ski_product, toeplitz_product
 from lagwise.ops.constants import cached_tables, table_device
 from lagwise.ops.host import added, read_counts
-from lagwise.ops.operation import device_check, symbolic, traced
+from lagwise.ops.operation import at_most, beyond, device_check, symbolic, traced
 from lagwise.ops.packing import move_rows
 from lagwise.ops.ski import (
     SAMPLED_LAGS,
@@ -27,7 +27,7 @@ from lagwise.ops.ski import (
     split_kernel,
 )
 from lagwise.ops.toeplitz import convolution
-from lagwise.ops.window import Window, extended, ring_of, ring_product, ring_tokens, ring_write, spaced
+from lagwise.ops.window import Window, extended, ring_lags, ring_of, ring_tokens, ring_write, spaced
 from lagwise.tables import check_integer
 
 _FIRST_NODES = 64
@@ -39,7 +39,7 @@ Length = TypeVar("Length", int, Tensor)
 def _check_extent(kernel: LagKernel, x: Tensor, layout: Layout) -> None:
     """Raise ValueError for a row that is longer than the kernel supports; in graphs, have the device fail at it."""
     limit = kernel.max_length
-    if limit is None or symbolic(x.shape[1]) or x.shape[1] <= limit:
+    if limit is None or not beyond(x.shape[1], limit):
         return
     if layout.mask is None or not traced():
         kernel.check_length(x.shape[1] if layout.mask is None else layout.extents[2])
@@ -118,10 +118,9 @@ class CausalSKI:
 
     def mix(self, mixer: Any, x: Tensor, state: SKIState | None, layout: Layout) -> tuple[Tensor, Any]:
         """`Mixer.mix`, without times and shards."""
-        kernel = mixer.kernel
         if state is not None:
-            return self._prefill(kernel, x, state, layout.mask, mixer.derived())
-        _check_extent(kernel, x, layout)
+            return self._prefill(mixer, x, state, layout.mask)
+        _check_extent(kernel := mixer.kernel, x, layout)
         plan = self.plan(kernel)
         if not layout.padded_before:
             return causal_ski_product(x, *self.split(kernel, plan, plan.grid(x.shape[1]).nodes), plan), None
@@ -186,13 +185,10 @@ class CausalSKI:
         )
 
     def mix_token(self, mixer: Any, x: Tensor, state: SKIState) -> tuple[Tensor, SKIState]:
-        """`Mixer.mix_token`."""
-        return self._step(mixer.kernel, x, state, mixer.derived())
-
-    def _step(self, kernel: LagKernel, x: Tensor, state: SKIState, taps: SKITaps) -> tuple[Tensor, SKIState]:
-        """At the end of a cell its first node joins the ring, and the long part is
-        computed for the next cell; in a graph, which has no branches, at every token."""
-        (width, spacing), seen, token = (state.plan.width, state.plan.spacing), state.seen, x.to(taps.short.dtype)
+        """`Mixer.mix_token`. At the end of a cell its first node joins the ring, and the long part is computed for the
+        next cell; in a graph, which has no branches, at every token."""
+        kernel, taps, seen = mixer.kernel, mixer.derived(), state.seen
+        width, spacing, token = state.plan.width, state.plan.spacing, x.to(taps.short.dtype)
         counts = None if traced() else read_counts(seen)
         if kernel.max_length is not None and counts is not None:
             kernel.check_length(max(counts) + 1)
@@ -212,17 +208,16 @@ class CausalSKI:
         # Write the node before it is complete: the node it replaces is out of the kernel's reach at the next cell.
         nodes = ring_write(nodes, cell[:, 0], index)
         # Node k of the new cell is k + 1 nodes after the last one in the ring.
-        far = torch.stack(
-            [ring_product(nodes, _lags(taps.coarse, k, nodes.shape[1]), index) for k in range(1, cell.shape[1] + 1)], 1
-        )
+        after_last = torch.arange(1, cell.shape[1] + 1, device=nodes.device)[:, None]
+        coarse = F.pad(taps.coarse, (0, 0, 0, max(0, nodes.shape[1] + cell.shape[1] - len(taps.coarse))))
+        far = (nodes[:, None] * coarse[ring_lags(nodes, index)[:, None] + after_last]).sum(2)
         moves = (phase == spacing - 1)[:, None, None]
         far = torch.where(moves, far, state.far)
         cell = torch.where(moves, F.pad(cell[:, 1:], (0, 0, 0, 1)), cell)
         return y.to(x.dtype), after._replace(nodes=nodes, cell=cell, far=far)
 
-    def _prefill(
-        self, kernel: LagKernel, x: Tensor, state: SKIState, mask: Tensor | None, taps: SKITaps
-    ) -> tuple[Tensor, SKIState]:
+    def _prefill(self, mixer: Any, x: Tensor, state: SKIState, mask: Tensor | None) -> tuple[Tensor, SKIState]:
+        kernel, taps = mixer.kernel, mixer.derived()
         plan, length, count = state.plan, x.shape[1], state.plan.degree + 1
         # Nodes count from each row's first token as the whole kernel does: padding before a row's first token drops
         # out, and a row in the middle of a cell is shifted into it. The grid ends where the last row does.
@@ -271,10 +266,7 @@ class CausalSKI:
     def split(self, kernel: LagKernel, plan: SKIPlan, nodes: int) -> tuple[Tensor, Tensor]:
         """Short and coarse taps, for at least this many nodes or as many as the kernel reaches."""
         limit = self.node_limit(kernel, plan)
-        if not symbolic(nodes):
-            nodes = max(plan.short_nodes, min(nodes, limit) if limit else nodes)
-        else:  # a few more than needed do no harm
-            nodes = limit or nodes + plan.short_nodes
+        nodes = cast("int", torch.sym_max(plan.short_nodes, at_most(limit, nodes) if limit else nodes))
         like = next(kernel.parameters())
         (lags,) = cached_tables(_split_lags, plan, nodes, like=like)
         values = kernel.at(lags)
@@ -314,12 +306,6 @@ def _grown(nodes: Tensor, capacity: int) -> Tensor:
     """A ring of at least this capacity. One that is smaller than it may become has not gone round yet."""
     missing = capacity - nodes.shape[1]
     return F.pad(nodes, (0, 0, 0, missing)) if missing > 0 else nodes
-
-
-def _lags(coarse: Tensor, first: int, count: int) -> Tensor:
-    """Return coarse taps ``(count, channels)`` from lag ``first`` on, zero after the last."""
-    taps = coarse[first : first + count]
-    return F.pad(taps, (0, 0, 0, count - len(taps)))
 
 
 class TwoSidedSKI:
@@ -366,9 +352,8 @@ class TwoSidedSKI:
             first, longest = torch.zeros_like(lengths), x.shape[1]
         else:
             first, lengths, longest = layout.host.extents
-        at_most = (lambda nodes: nodes) if symbolic(longest) else (lambda nodes: min(nodes, longest))
-        rank = at_most(self._nodes(longest))
-        nodes = lengths.new_full(lengths.shape, at_most(self.rank))
+        rank = at_most(self._nodes(longest), longest)
+        nodes = lengths.new_full(lengths.shape, at_most(self.rank, longest))
         if self.spacing is not None:
             nodes = nodes.maximum(_nodes_apart(lengths, self.spacing))
         if torch.compiler.is_compiling():

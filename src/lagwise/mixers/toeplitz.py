@@ -11,16 +11,16 @@ from torch import Tensor, nn
 
 from lagwise.kernels import KERNELS, DiagonalKernel, LagKernel
 from lagwise.kernels.base import cached, cached_taps, some_channels
-from lagwise.mixers.base import Mixer, masked
+from lagwise.mixers.base import Mixer
 from lagwise.mixers.derived import Derived
 from lagwise.mixers.ski import CausalSKI, TwoSidedSKI
 from lagwise.ops import ENGINES, Layout, online_prefill, toeplitz_product
 from lagwise.ops.fused import fused
 from lagwise.ops.fused.average import moving_average
-from lagwise.ops.operation import symbolic
+from lagwise.ops.operation import at_most, beyond, symbolic
 from lagwise.ops.packing import from_first_token
 from lagwise.ops.product import saved_engine
-from lagwise.ops.recurrence import Blocks, DiagonalSSM, zoh_sums
+from lagwise.ops.recurrence import Blocks, DiagonalSSM, zoh_mix
 from lagwise.ops.streaming import (
     ONLINE_BLOCK,
     DueState,
@@ -57,7 +57,7 @@ class Exact:
         kernel = mixer.kernel
         if state is None:
             limit = kernel.max_length
-            if limit is not None and layout.mask is not None and not symbolic(x.shape[1]) and x.shape[1] > limit:
+            if limit is not None and layout.mask is not None and beyond(x.shape[1], limit):
                 return from_first_token(lambda x, _: mixer.product(x), x, layout.mask), None  # padding does not count
             return mixer.product(x), None
         if kernel.max_length is not None:
@@ -106,17 +106,14 @@ class StateSpace(Exact):
         self, mixer: ToeplitzMixer, x: Tensor, state: ModalState | None, layout: Layout
     ) -> tuple[Tensor, Any]:
         kernel = mixer.kernel
-        assert layout.token_time is not None
         assert isinstance(kernel, DiagonalKernel)
         memory = None if state is None else torch.complex(*state).transpose(1, 2)
         with torch.autocast(x.device.type, enabled=False):
-            sides = kernel.modes()
-            signal = x.to(sides[0].direct.dtype)
-            times = [layout.token_time] if mixer.causal else [layout.token_time, layout.time_after]
-            sums, end = zoh_sums(signal, kernel.modes_at(times), [modes.weights for modes in sides], memory)
-            y = sum(sums, sides[0].direct * signal).to(x.dtype)
+            _, weights, (direct, *_) = zip(*kernel.modes(), strict=True)
+            modes = kernel.modes_at(layout.times(mixer.causal))
+            y, end = zoh_mix(x.to(direct.dtype), modes, weights, direct, memory)
         end = end.transpose(1, 2)
-        return y, ModalState(end.real, end.imag)
+        return y.to(x.dtype), ModalState(end.real, end.imag)
 
     def mix_token(self, mixer: ToeplitzMixer, x: Tensor, state: ModalState) -> tuple[Tensor, Any]:
         y, parts = mixer.derived().step(x, state)
@@ -254,7 +251,7 @@ class ToeplitzMixer(Derived, Mixer):
     def gated(self, gate: Tensor, value: Tensor, biases: Tensor | None, layout: Layout) -> Tensor:
         """``silu(gate) * forward(silu(value))`` of whole rows: in fewer passes where kernels on a GPU or loops in C
         compute it. biases: as of `gated_product`."""
-        if self.gates(layout) and not symbolic(value.shape[1]) and self.engine in ("auto", "fft", "overlap_save"):
+        if self.gates(layout) and self.engine in ("auto", "fft", "overlap_save"):
             taps, origin = reachable_taps(self.taps(value.shape[1]), value.shape[1], self.causal)
             return gated_product(gate, value, taps, origin, self.engine, biases)
         gate, value = with_biases(gate, value, biases)
@@ -265,21 +262,10 @@ class ToeplitzMixer(Derived, Mixer):
         parts = (layout.mask, layout.seq_idx, layout.shard, layout.token_time)
         return all(part is None for part in parts) and self.ski is None and self._frozen is not DiagonalSSM
 
-    def mix_columns(self, x: Tensor, layout: Layout, width: int) -> Tensor:
-        """`mix` along the columns of a grid ``(batch, height * width, channels)``, with the layout of the columns
-        ``(batch * width, height)``. Few lags need no further copy of the grid."""
-        height = x.shape[1] // width
-        if self.ski is None:
-            taps = self.taps(height)
-            if layout.mask is not None:
-                x = masked(x, layout.mask.unflatten(0, (-1, width)).transpose(1, 2).flatten(1))
-            return toeplitz_product(x, taps, causal=self.causal, engine=self.engine, dilation=width)
-        return super().mix_columns(x, layout, width)
-
     def taps(self, length: int) -> Tensor:
         """Return taps for a signal of this length, or all taps if a graph leaves it open."""
         if self._frozen is LongTaps and (taps := self.derived().taps) is not None:
-            return taps if symbolic(length) else taps[:, :length]
+            return taps[:, : at_most(taps.shape[1], length)]
         support = self.kernel.support
         return cached_taps(self.kernel, support if symbolic(length) and support else length)
 
@@ -322,11 +308,9 @@ class GTU(Mixer):
         else:
             (gate, value), biases = linears(x, self.gate, self.value), None
         if state is None:
-            mixed = self.toeplitz.gated(gate, value, biases, layout)
-        else:
-            y, state = self.toeplitz.prefill(F.silu(value), state, layout=layout)
-            mixed = silu_product(gate, y)
-        return linears(mixed, self.out)[0], state
+            return linears(self.toeplitz.gated(gate, value, biases, layout), self.out)[0], None
+        y, state = self.toeplitz.prefill(F.silu(value), state, layout=layout)
+        return linears(silu_product(gate, y), self.out)[0], state
 
     def init_state(self, batch_size: int) -> Any:
         return self.toeplitz.init_state(batch_size)

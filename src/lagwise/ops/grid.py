@@ -66,9 +66,11 @@ def _gated_grid(
     gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, biases: Tensor | None, width: int
 ) -> Tensor:
     gate, value = with_biases(gate, value, biases)
-    v = F.silu(value)
-    along = toeplitz_product(v.unflatten(1, (-1, width)).flatten(0, 1), rows, causal=False).reshape(v.shape)
-    return silu_product(gate, along + toeplitz_product(v, columns, causal=False, dilation=width))
+    v = F.silu(value).unflatten(1, (-1, width))
+    along = toeplitz_product(v.flatten(0, 1), rows, causal=False).reshape(v.shape)
+    across = toeplitz_product(v.transpose(1, 2).flatten(0, 1), columns, causal=False)
+    across = across.unflatten(0, (-1, width)).transpose(1, 2)
+    return silu_product(gate, (along + across).flatten(1, 2))
 
 
 @_gated_grid.engine("loop")

@@ -52,6 +52,16 @@ def open_length(length: int) -> bool:
     return symbolic(length) or in_graph()
 
 
+def at_most(count: int, length: int) -> int:
+    """The smaller of two numbers; the first where a graph leaves the second open."""
+    return count if symbolic(length) else cast("int", torch.sym_min(count, length))
+
+
+def beyond(length: int, limit: int) -> bool:
+    """Whether a length surely exceeds a limit: false where a graph leaves one of them open."""
+    return not symbolic(length) and not symbolic(limit) and length > limit
+
+
 def chunk_count(length: int, size: int) -> int:
     """Number of chunks of a size that hold a length: at least two where a graph leaves it open, because a graph of a
     single chunk works for no other number."""

@@ -116,7 +116,7 @@ class Layout:
         """Copy the layout to the CPU, where shapes that depend on values are computed; the host waits once. Returns the
         layout itself on the CPU, and in a graph."""
         parts = [t for t in (self.mask, self.seq_idx) if t is not None]
-        if torch.compiler.is_compiling() or all(t.device.type == "cpu" for t in parts):
+        if not surely(lambda: any(t.device.type != "cpu" for t in parts)):
             return self
         mask, seq_idx = on_host(self.mask, self.seq_idx)
         if self.mask is not None and mask is not None:
@@ -233,21 +233,17 @@ class Layout:
             groups.append((time, rows, Layout(None if self.mask is None else self.mask[rows])))
         return groups
 
-    def by_token(self, length: int) -> Layout:
-        """Return the layout with the time of a row for each of its ``length`` tokens."""
+    def times(self, causal: bool) -> list[Tensor]:
+        """The time from each token to the one before it and, for recurrences from the end, to the one after it, which
+        is 1 for the last of a row."""
         assert self.token_time is not None
-        times = self.token_time.expand(-1, length)
-        return Layout(self.mask, self.seq_idx, token_time=times, grid=self.grid, shard=self.shard)
-
-    @property
-    def time_after(self) -> Tensor:
-        """The time from each token to the one after it, for recurrences from the end; 1 for the last of a row."""
-        assert self.token_time is not None
+        if causal:
+            return [self.token_time]
         after = torch.cat([self.token_time[:, 1:], torch.ones_like(self.token_time[:, :1])], 1)
-        if self.mask is None:
-            return after
-        followed = torch.cat([self.mask[:, 1:], torch.ones_like(self.mask[:, :1])], 1)
-        return after.masked_fill(~followed, 1).masked_fill(~self.mask, 0)
+        if self.mask is not None:
+            followed = torch.cat([self.mask[:, 1:], torch.ones_like(self.mask[:, :1])], 1)
+            after = after.masked_fill(~followed, 1).masked_fill(~self.mask, 0)
+        return [self.token_time, after]
 
 
 class Bucket(NamedTuple):
@@ -263,15 +259,16 @@ class Bucket(NamedTuple):
 
 
 def per_document(mix: Callable[[Tensor, Layout], Tensor], x: Tensor, layout: Layout) -> Tensor:
-    """Apply a mixer to every document of a packed batch separately.
+    """Apply a mixer to rows, or to every document of packed rows separately.
 
-    Formula: cut each row where ``seq_idx`` changes, pad documents of similar length to the longest of them, mix each
-    such batch, and put the outputs back in place. Documents of only padding give zeros.
+    Formula: cut each packed row where ``seq_idx`` changes, pad documents of similar length to the longest of them, mix
+    each such batch, and put the outputs back in place. Documents of only padding give zeros.
 
     Shapes: x and result ``(batch, length, channels)``, with the channels that mix returns: it is called as
-    ``mix(padded, its_layout)`` with a batch that is zero at padding. The layout must have a seq_idx. ValueError if it
-    does not fit x.
+    ``mix(padded, its_layout)`` with a batch that is zero at padding. ValueError if packed rows do not fit x.
     """
+    if layout.seq_idx is None:
+        return mix(x, layout)
     layout.check(*x.shape[:2])
     flat = x.flatten(0, 1)
     result: Tensor | None = None

@@ -14,27 +14,18 @@ from torch import Tensor
 
 from lagwise.ops.operation import compute_dtype, symbolic
 from lagwise.ops.toeplitz.block import centre, toeplitz_matrix
-from lagwise.ops.toeplitz.convolution import convolution, is_direct, reachable_taps
+from lagwise.ops.toeplitz.convolution import convolution, reachable_taps
 
 EXACT_ENGINES = ("auto", "dense", "fft", "overlap_save", "direct")
 ENGINES = (*EXACT_ENGINES, "ski")  # of `lagwise.mixers.ToeplitzMixer`
 _FORMER_ENGINES = ("block", "subquadratic")  # configurations of saved models may name them
 
 
-def toeplitz_product(
-    x: Tensor,
-    taps: Tensor,
-    *,
-    causal: bool = True,
-    engine: str = "auto",
-    dilation: int = 1,
-) -> Tensor:
+def toeplitz_product(x: Tensor, taps: Tensor, *, causal: bool = True, engine: str = "auto") -> Tensor:
     """Multiply every channel of a signal by its own Toeplitz matrix.
 
     Formula:
-        ``y[b, i, c] = sum_j t[c, (i - j) / dilation] x[b, j, c]``, over all j with ``i - j`` a multiple of the
-        dilation, and ``j <= i`` when causal. A dilation of w acts along the columns of a grid stored row by row, in
-        rows of w tokens.
+        ``y[b, i, c] = sum_j t[c, i - j] x[b, j, c]``, over all j, and ``j <= i`` when causal.
 
     Args:
         x: ``(batch, length, channels)``.
@@ -44,15 +35,13 @@ def toeplitz_product(
         engine: ``auto`` is the fastest: direct for few lags, otherwise an FFT. The others are ``dense``, ``fft``,
             ``overlap_save`` and ``direct``. While `torch.export` leaves the length open, one plain convolution is used
             whatever the engine. For approximations in linear time there are `causal_ski_product` and `ski_product`.
-        dilation: Distance in tokens between lags.
 
     Returns:
         A tensor like x. Arithmetic is float64 if either input is, otherwise float32, whatever the dtype of x.
 
     Raises:
-        ValueError: For an empty signal, mismatched channels, an even number of two-sided taps, an unknown engine, or
-            a dilation that does not divide the length. Values are not checked: one NaN spreads over a whole channel
-            through the FFT.
+        ValueError: For an empty signal, mismatched channels, an even number of two-sided taps, or an unknown engine.
+            Values are not checked: one NaN spreads over a whole channel through the FFT.
 
     Source:
         TNN eq. 4 and app. B. Unlike the released code, the FFT has a fast length of at least length + largest lag (not
@@ -67,15 +56,11 @@ def toeplitz_product(
     [1.0, 0.5, 0.0, 2.0]
     """
     if symbolic(x.shape[1]):
-        return convolution(x, taps, 0 if causal else centre(taps), engine, dilation)
-    taps, origin = _validated(x, taps, causal, engine, dilation)
-    if dilation > 1 and not is_direct(x, taps, engine):
-        rows = x.unflatten(1, (-1, dilation)).transpose(1, 2).flatten(0, 1)  # one row for each column of the grid
-        y = toeplitz_product(rows, taps, causal=causal, engine=engine)
-        return y.unflatten(0, (-1, dilation)).transpose(1, 2).flatten(1, 2)
+        return convolution(x, taps, 0 if causal else centre(taps), engine)
+    taps, origin = _validated(x, taps, causal, engine)
     if engine == "dense":
         return toeplitz_reference(x, taps, causal=causal)
-    return convolution(x, taps, origin, engine, dilation)
+    return convolution(x, taps, origin, engine)
 
 
 def saved_engine(name: Any) -> Any:
@@ -92,13 +77,13 @@ def toeplitz_reference(x: Tensor, taps: Tensor, *, causal: bool = True) -> Tenso
     >>> torch.allclose(toeplitz_reference(x, taps), toeplitz_product(x, taps), atol=1e-4)
     True
     """
-    taps, _ = _validated(x, taps, causal, "dense", 1)
+    taps, _ = _validated(x, taps, causal, "dense")
     dtype = compute_dtype(x, taps)
     matrix = toeplitz_matrix(taps.to(dtype), x.shape[1], causal=causal)
     return torch.einsum("cij,bjc->bic", matrix, x.to(dtype)).to(x.dtype)
 
 
-def _validated(x: Tensor, taps: Tensor, causal: bool, engine: str, dilation: int) -> tuple[Tensor, int]:
+def _validated(x: Tensor, taps: Tensor, causal: bool, engine: str) -> tuple[Tensor, int]:
     """Check the arguments. Returns the taps cut to the lags within the signal, and the index of lag 0."""
     if engine not in EXACT_ENGINES:
         raise ValueError(f"engine must be one of {', '.join(EXACT_ENGINES)}, got {engine!r}")
@@ -108,6 +93,4 @@ def _validated(x: Tensor, taps: Tensor, causal: bool, engine: str, dilation: int
         raise ValueError(f"x and taps must be real floating-point tensors, got {x.dtype} and {taps.dtype}")
     if taps.dim() != 2 or taps.shape[0] != x.shape[2] or taps.shape[1] == 0:
         raise ValueError(f"taps must be (channels={x.shape[2]}, n_taps >= 1), got {tuple(taps.shape)}")
-    if dilation < 1 or x.shape[1] % dilation:
-        raise ValueError(f"dilation must divide the length {x.shape[1]}, got {dilation}")
-    return reachable_taps(taps, x.shape[1] // dilation, causal)
+    return reachable_taps(taps, x.shape[1], causal)

@@ -102,7 +102,7 @@ class Shard:
         start, end = spans[self.rank]
         sent = [x[:, slice(*_common((self.start, self.end), span, self.start))] for span in spans]
         shapes = [(len(x), _size(_common(span, (start, end))), x.shape[2]) for span in self.spans]
-        y = documents(mix, torch.cat(_swapped(sent, shapes, self.group), 1), layout)
+        y = per_document(mix, torch.cat(_swapped(sent, shapes, self.group), 1), layout)
         return y.narrow(1, self.start - start, x.shape[1])
 
     def by_channels(self, mix: Mix, x: Tensor, *, groups: int | None = None, outputs: int | None = None) -> Tensor:
@@ -122,7 +122,7 @@ class Shard:
         shapes = [(len(x), end - start, sizes[self.rank] * each) for start, end in self.spans]
         sent = x.split([size * each for size in sizes], 2)
         whole = torch.cat(_swapped(sent, shapes, self.group), 1)
-        y = documents(mix, whole, self.whole) if sizes[self.rank] else whole[..., :0]
+        y = per_document(mix, whole, self.whole) if sizes[self.rank] else whole[..., :0]
         sent = y.split([end - start for start, end in self.spans], 1)
         shapes = [(len(x), x.shape[1], size * result) for size in sizes]
         return torch.cat(_swapped(sent, shapes, self.group), 2)
@@ -191,11 +191,6 @@ class Shard:
     def sum(self, x: Tensor) -> Tensor:
         """The sum of x over the processes."""
         return torch.stack(_swapped([x] * self.count, [x.shape] * self.count, self.group)).sum(0)
-
-
-def documents(mix: Mix, x: Tensor, layout: Layout) -> Tensor:
-    """``mix`` of rows of one document, or of every document of packed rows."""
-    return mix(x, layout) if layout.seq_idx is None else per_document(mix, x, layout)
 
 
 def _swapped(sent: Sequence[Tensor], shapes: Sequence[Sequence[int]], group: dist.ProcessGroup) -> list[Tensor]:

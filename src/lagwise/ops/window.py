@@ -180,14 +180,6 @@ def ring_lags(ring: Tensor, index: Tensor) -> Tensor:
     return (index[:, None] - positions) % ring.shape[1]
 
 
-def ring_product(ring: Tensor, taps: Tensor, index: Tensor) -> Tensor:
-    """A causal convolution at the last token written: ``y = sum_l taps_l x_{index - l}``.
-
-    Shapes: ring and index as in `ring_write`; taps ``(reach, channels)``, lag 0 first; result ``(batch, channels)``.
-    """
-    return (ring * taps[ring_lags(ring, index)]).sum(1)
-
-
 def ring_of(tokens: Tensor, reach: int, seen: Tensor) -> Tensor:
     """The ring that holds the last tokens before index ``seen`` of each row.
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lagwise.mixers.base import Mixer, check_heads
 from lagwise.ops import Layout
 from lagwise.ops.operation import symbolic
-from lagwise.ops.shards import documents
+from lagwise.ops.packing import per_document
 from lagwise.tables import check_integer, known
 from lagwise_papers.family.linear_products import linear_attention
 
@@ -129,7 +129,7 @@ class LinearAttentionMixer(Mixer):
             return linear_attention(*projections, causal=self.causal)[0].transpose(1, 2).flatten(2)
 
         joined = torch.cat([query, key, value], 3).transpose(1, 2).flatten(2)
-        y = documents(alone, joined, Layout(layout.mask, layout.seq_idx)).unflatten(2, (heads, -1)).transpose(1, 2)
+        y = per_document(alone, joined, Layout(layout.mask, layout.seq_idx)).unflatten(2, (heads, -1)).transpose(1, 2)
         for backward in (False,) if self.causal else (False, True):
             last, first = shard.open_end(backward=backward), shard.open_end(backward=not backward)
             ending = key if last is None else key * last[:, None, :, None]

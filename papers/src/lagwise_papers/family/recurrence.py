@@ -13,8 +13,8 @@ from lagwise.mixers.base import Mixer, masked
 from lagwise.mixers.derived import Derived
 from lagwise.ops import Layout
 from lagwise.ops.operation import symbolic
+from lagwise.ops.packing import per_document
 from lagwise.ops.recurrence import varying_scan, zoh_tokens
-from lagwise.ops.shards import documents
 from lagwise_papers.family.diagonal_scan import diagonal_graph_scan, diagonal_scan
 
 
@@ -103,7 +103,7 @@ class RecurrentMixer(KeepsFloat32, Derived, Mixer):
 
     def _mix_shard(self, x: Tensor, layout: Layout) -> Tensor:
         shard = layout.shard
-        y = documents(lambda x, _: self._run(x, None)[0], x, Layout(layout.mask, layout.seq_idx))
+        y = per_document(lambda x, _: self._run(x, None)[0], x, Layout(layout.mask, layout.seq_idx))
         log_decay, angle, into, outputs, _ = self.recurrence()
         lags = torch.arange(x.shape[1] + 1, dtype=torch.float64, device=x.device)[:, None]
         log_pole = torch.complex(log_decay.double(), angle.double())
@@ -131,7 +131,7 @@ class RecurrentMixer(KeepsFloat32, Derived, Mixer):
             states = varying_scan(factors * added, poles, memory)
             y = direct * signal + _real_product(states, outputs[0])
             if not self.causal:
-                poles, factors = (each.flip(1) for each in zoh_tokens(exponent, layout.time_after))
+                poles, factors = (each.flip(1) for each in zoh_tokens(exponent, layout.times(False)[1]))
                 y = y + _real_product(varying_scan(factors * added.flip(1), poles).flip(1), outputs[1])
         after = None if state is None else RecurrentState(states[:, -1].real, states[:, -1].imag)
         return y.to(x.dtype), after

@@ -11,7 +11,19 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import has_static_value
 
 from lagwise.ops.host import on_host
-from lagwise.ops.operation import Engine, Values, chunk_count, cpu_graph, open_length, operation, recorded, symbolic
+from lagwise.ops.operation import (
+    Engine,
+    Values,
+    at_most,
+    beyond,
+    chunk_count,
+    cpu_graph,
+    open_length,
+    operation,
+    recorded,
+    symbolic,
+)
+from lagwise.ops.packing import move_rows
 from lagwise.tables import known
 
 ATTENTION_FUNCTIONS = ("softmax", "laplace", "relu2")
@@ -75,22 +87,20 @@ def _attention(
 ) -> Tensor:
     shift = None
     if mask is not None:
-        # Inspect padding only outside of graphs and `torch.vmap`, which cannot branch on values.
-        eager = not recorded()
         mask = mask.bool()
-        here = on_host(mask)[0] if eager else None
-        shift_here = None if here is None else first_real(here)
-        shift = None if shift_here is not None and not shift_here.any() else first_real(mask)
-        if shift is not None:
-            index = _rolled(shift, mask.shape[1])
-            query, key, value = (_take(x, index) for x in (query, key, value))
-            mask = mask.gather(1, index)
-            if here is not None and shift_here is not None:
-                here = here.gather(1, _rolled(shift_here, here.shape[1]))
-        if here is not None and not ((here[:, 1:] > here[:, :-1]).any() if causal else (~here).any()):
+        # Inspect padding only outside of graphs and `torch.vmap`, which cannot branch on values.
+        here = None if recorded() else on_host(mask)[0]
+        if here is None or first_real(here).any():
+            shift = first_real(mask)
+            query, key, value = (_moved(x, -shift) for x in (query, key, value))
+            mask = _moved(mask[:, None, :, None].float(), -shift)[:, 0, :, 0] > 0
+        if (
+            here is not None
+            and not ((here[:, 1:] & ~here[:, :-1] & here.cumsum(1).bool()[:, :-1]) if causal else ~here).any()
+        ):
             mask = None  # a causal query never sees padding on the right
     y = _in_chunks(query, key, value, bias, mask, chunk, causal, function, sliding)
-    return y if shift is None else _take(y, _rolled(-shift, y.shape[2]))
+    return y if shift is None else _moved(y, shift)
 
 
 _attention.in_graphs(
@@ -348,19 +358,10 @@ def _within(bias: Tensor | None) -> Biases | None:
     return biases
 
 
-def _rolled(shift: Tensor, length: int) -> Tensor:
-    """Index ``(batch, length)`` that rolls each row to the left by its shift; what falls off moves to the row's end."""
-    index = torch.arange(length, device=shift.device) + shift[:, None]  # between -length and 2 * length
-    index = torch.where(index < 0, index + length, index)  # not `%`, which ONNX lacks for an open length
-    return torch.where(index < length, index, index - length)
-
-
-def _take(x: Tensor, index: Tensor) -> Tensor:
-    """Return tokens of ``x`` ``(batch, heads, length, d)`` by an index ``(batch, length)`` for each row."""
-    batch, _, length, _ = x.shape
-    flat = index + length * torch.arange(batch, device=x.device)[:, None]
-    tokens = x.transpose(1, 2).flatten(0, 1).index_select(0, flat.flatten())
-    return tokens.unflatten(0, (batch, length)).transpose(1, 2)
+def _moved(x: Tensor, shift: Tensor) -> Tensor:
+    """`move_rows` of ``(batch, heads, length, d)``, to rows of the same length."""
+    tokens = x.transpose(1, 2)
+    return move_rows(tokens.flatten(2), shift, x.shape[2]).unflatten(2, tokens.shape[2:]).transpose(1, 2)
 
 
 def _check(
@@ -387,11 +388,11 @@ def _check(
         raise ValueError(f"value must be {(batch, heads, length)} and its size, got {tuple(value.shape)}")
     if mask is not None and mask.shape != (batch, length):
         raise ValueError(f"mask must be (batch, length) = {(batch, length)}, got {tuple(mask.shape)}")
-    if bias is None or symbolic(length):
+    if bias is None:
         return
-    n = 2 * chunk if sliding and length > chunk else min(chunk, length)
+    n = 2 * chunk if sliding and beyond(length, chunk) else at_most(chunk, length)
     min_size, dims = (2 * n - 1 if bias.dim() == 2 else n), (2,) if sliding else (2, 3)
-    if bias.dim() not in dims or bias.shape[0] not in (1, heads) or min(bias.shape[1:]) < min_size:
+    if bias.dim() not in dims or bias.shape[0] not in (1, heads) or beyond(min_size, min(bias.shape[1:])):
         square = "" if sliding else f", or ({heads} or 1 heads, at least {n}, at least {n})"
         raise ValueError(
             f"bias{' of sliding chunks' * sliding} must be by lag, ({heads} or 1 heads, at least {2 * n - 1}){square}, "

@@ -72,8 +72,6 @@ def attention(
     eager = query.device.type == "cpu" and not traced()
     if eager and length > 1 and mask is not None and mask.all():
         mask = None
-    if slopes is None and mask is None and (not causal or length == total):
-        return F.scaled_dot_product_attention(query, key, value, is_causal=causal)
     if causal and length == 1 and slopes is None and mask is None:
         return F.scaled_dot_product_attention(query, key, value)
     half = query.dtype in (torch.bfloat16, torch.float16)  # others have too few digits for it: see there

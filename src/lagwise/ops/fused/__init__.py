@@ -25,16 +25,13 @@ _devices = ["cuda"]  # tests add the CPU, where Triton interprets kernels
 _installed = os.environ.get("LAGWISE_TRITON") != "0" and importlib.util.find_spec("triton") is not None
 
 
-def available() -> bool:
-    """Whether Triton is installed, and not switched off by LAGWISE_TRITON=0."""
-    return _installed
-
-
-def fused(*tensors: Tensor) -> bool:
-    """Whether a Triton kernel can run on these tensors, eagerly or under `torch.compile`."""
-    if tensors[0].device.type not in _devices:  # first, since every token on a CPU asks
+def fused(*arguments: Any) -> bool:
+    """Whether a Triton kernel can run on the tensors among these, of which the first is one, eagerly or under
+    `torch.compile`."""
+    if arguments[0].device.type not in _devices or not _installed:  # first, since every token on a CPU asks
         return False
-    if not all(t.device.type in _devices and t.dtype in _DTYPES for t in tensors) or not available():
+    tensors = [each for each in arguments if isinstance(each, Tensor)]
+    if not all(t.device.type in _devices and t.dtype in _DTYPES for t in tensors):
         return False
     return not definitions_only() and 0 not in [t.numel() for t in tensors]
 
@@ -42,9 +39,7 @@ def fused(*tensors: Tensor) -> bool:
 class TritonEngine(Engine):
     """An engine that serves whatever tensors Triton does."""
 
-    @staticmethod
-    def serves(*args: Any) -> bool:
-        return args[0].device.type in _devices and fused(*(each for each in args if isinstance(each, Tensor)))
+    serves = staticmethod(fused)
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype:

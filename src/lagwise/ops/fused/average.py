@@ -87,11 +87,10 @@ def _launch(name: str, poles: Tensor, chunks: int, x: Tensor, *arguments: Tensor
 
 
 @kernel(lambda x, poles: (_states(x, poles), _states(x, poles)))
-def average_ends(x: Tensor, poles: Tensor) -> tuple[Tensor, Tensor]:
+def average_ends(x: Tensor, poles: Tensor, *, ends: Tensor, slopes: Tensor) -> None:
     """Compute averages at the end of each chunk from zero, and their derivatives by the decay."""
-    x, ends, slopes = contiguous_rows(x), _states(x, poles), _states(x, poles)
+    x = contiguous_rows(x)
     _launch("average_ends", poles, ends.shape[1], x, x, poles.contiguous(), ends, slopes, strides=x.stride()[:2])
-    return ends, slopes
 
 
 def _starts_like(ends: Tensor, slopes: Tensor | None, *_: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -100,10 +99,10 @@ def _starts_like(ends: Tensor, slopes: Tensor | None, *_: Tensor | None) -> tupl
 
 @kernel(_starts_like)
 def average_starts(
-    ends: Tensor, slopes: Tensor | None, log_decay: Tensor, angle: Tensor | None
-) -> tuple[Tensor, Tensor]:
+    ends: Tensor, slopes: Tensor | None, log_decay: Tensor, angle: Tensor | None,
+    *, starts: Tensor, start_slopes: Tensor,
+) -> None:  # fmt: skip
     """State at the start of each chunk and its derivative. Without `slopes`: the reverse scan."""
-    starts, start_slopes = _starts_like(ends, slopes)
     batch, chunks, _, channels = ends.shape
     sizes = _sizes(log_decay.shape[1], of_complex=angle is not None)
     launch(
@@ -111,15 +110,13 @@ def average_starts(
         log_decay.contiguous(), ends if angle is None else angle.contiguous(), starts, start_slopes, channels, chunks,
         log_decay.shape[1], REVERSE=slopes is None, SLOPES=slopes is not None, **sizes,
     )  # fmt: skip
-    return starts, start_slopes
 
 
 @kernel(lambda x, *_: x.new_empty(x.shape))
-def average_outputs(x: Tensor, weight: Tensor, poles: Tensor, direct: Tensor, starts: Tensor) -> Tensor:
-    x, y = contiguous_rows(x), x.new_empty(x.shape)
+def average_outputs(x: Tensor, weight: Tensor, poles: Tensor, direct: Tensor, starts: Tensor, *, y: Tensor) -> None:
+    x = contiguous_rows(x)
     arguments = (x, weight.contiguous(), poles.contiguous(), direct, starts, y)
     _launch("average_outputs", poles, starts.shape[1], x, *arguments, strides=x.stride()[:2])
-    return y
 
 
 def _gradients_like(grad, x, weight, poles, direct, starts, slopes):
@@ -143,9 +140,8 @@ def average_gradients(
 
 
 @kernel(lambda inner, *_: inner.new_empty(inner.shape))
-def average_adjoint(inner: Tensor, weight: Tensor, poles: Tensor, direct: Tensor, after: Tensor) -> Tensor:
+def average_adjoint(inner: Tensor, weight: Tensor, poles: Tensor, direct: Tensor, after: Tensor, *, dx: Tensor) -> None:
     """The gradient of x from that before the activation."""
-    inner, dx = contiguous_rows(inner), inner.new_empty(inner.shape)
+    inner = contiguous_rows(inner)
     arguments = (inner, weight.contiguous(), poles.contiguous(), direct, after, dx)
     _launch("average_adjoint", poles, after.shape[1], inner, *arguments, strides=inner.stride()[:2])
-    return dx

@@ -103,7 +103,7 @@ def convolve(
     other = x if added is None else contiguous_rows(added)
     _launch(
         "convolve", x, x, taps.contiguous(), other, y, *x.shape[1:], taps.shape[1], origin, dilation, *x.stride()[:2],
-        *other.stride()[:2], ADDED=added is not None, SILU=activate,
+        *other.stride()[:2], ADDED=added is not None, SILU=activate, GATED=False,
     )  # fmt: skip
 
 
@@ -122,7 +122,8 @@ def convolution_gradients(
 @kernel(lambda x, *_: x.new_empty((*x.shape[:2], x.shape[2] // 3)))
 def convolve_gated(x: Tensor, taps: Tensor, origin: int, *, y: Tensor) -> None:
     x = contiguous_rows(x)
-    _launch("gated_convolution", y, x, taps.contiguous(), y, *y.shape[1:], taps.shape[1], origin, *x.stride()[:2])
+    sizes = (*y.shape[1:], taps.shape[1], origin, 1, *x.stride()[:2], *x.stride()[:2])
+    _launch("convolve", y, x, taps.contiguous(), x, y, *sizes, ADDED=False, SILU=False, GATED=True)
 
 
 @kernel(lambda grad, x, taps, origin: (x.new_empty(x.shape), tap_gradient_parts(x, taps)))

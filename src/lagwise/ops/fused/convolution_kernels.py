@@ -25,14 +25,18 @@ def met(j, tile, length):
 
 @triton.jit
 def filtered(
-    x, taps, i, c, own, tile, length, n_taps, origin, dilation, x_token, TOKENS: tl.constexpr, CHANNELS: tl.constexpr
+    x, taps, i, c, own, tile, length, channels, n_taps, origin, dilation, x_token, GATED: tl.constexpr,
+    TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """A tile of the convolution."""
+    """A tile of the convolution; of ``before * value`` if gated."""
     total = tl.zeros([TOKENS, CHANNELS], tl.float32)
     for m in range(n_taps):
         j = i - (m - origin) * dilation
+        inside, position = met(j, tile, length), x + j[:, None] * x_token + c[None, :]
         w = tl.load(taps + c * n_taps + m, own, 0.0).to(tl.float32)
-        v = tl.load(x + j[:, None] * x_token + c[None, :], met(j, tile, length), 0.0).to(tl.float32)
+        v = tl.load(position, inside, 0.0).to(tl.float32)
+        if GATED:
+            v *= tl.load(position + 2 * channels, inside, 0.0).to(tl.float32)
         total += w[None, :] * v
     return total
 
@@ -40,14 +44,19 @@ def filtered(
 @launched
 def convolve(
     x, taps, added, y, length, channels, n_taps, origin, dilation, x_row, x_token, added_row, added_token,
-    ADDED: tl.constexpr, SILU: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
+    ADDED: tl.constexpr, SILU: tl.constexpr, GATED: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """A tile of a depthwise convolution, activated and added to another tensor if asked for."""
+    """A tile of a depthwise convolution, activated and added to another tensor if asked for; or of ``after * (taps *
+    (before * value))`` for x = (before, after, value) side by side."""
     i, c, b, own, tile = place(length, channels, TOKENS, CHANNELS)
     signal = x + b * x_row
-    total = filtered(signal, taps, i, c, own, tile, length, n_taps, origin, dilation, x_token, TOKENS, CHANNELS)
+    total = filtered(
+        signal, taps, i, c, own, tile, length, channels, n_taps, origin, dilation, x_token, GATED, TOKENS, CHANNELS
+    )
     if SILU:
         total = silu(total)
+    if GATED:
+        total *= tl.load(signal + i[:, None] * x_token + channels + c[None, :], tile, 0.0).to(tl.float32)
     if ADDED:
         total += tl.load(added + b * added_row + i[:, None] * added_token + c[None, :], tile, 0.0).to(tl.float32)
     tl.store(y + (b * length + i[:, None]) * channels + c[None, :], total.to(y.dtype.element_ty), tile)
@@ -63,7 +72,9 @@ def convolution_gradients(
     signal = x + b * x_row
     d = tl.load(grad + b * grad_row + i[:, None] * grad_token + c[None, :], tile, 0.0).to(tl.float32)
     if SILU:
-        total = filtered(signal, taps, i, c, own, tile, length, n_taps, origin, dilation, x_token, TOKENS, CHANNELS)
+        total = filtered(
+            signal, taps, i, c, own, tile, length, channels, n_taps, origin, dilation, x_token, False, TOKENS, CHANNELS
+        )
         d *= silu_slope(total)
         tl.store(dinner + (b * length + i[:, None]) * channels + c[None, :], d.to(dinner.dtype.element_ty), tile)
     part = (b * tl.num_programs(0) + tl.program_id(0)) * n_taps
@@ -71,24 +82,6 @@ def convolution_gradients(
         j = i - (m - origin) * dilation
         v = tl.load(signal + j[:, None] * x_token + c[None, :], met(j, tile, length), 0.0).to(tl.float32)
         tl.store(dtaps + (part + m) * channels + c, tl.sum(d * v, 0), own)
-
-
-@launched
-def gated_convolution(
-    x, taps, y, length, channels, n_taps, origin, x_row, x_token, TOKENS: tl.constexpr, CHANNELS: tl.constexpr
-):
-    """A tile of ``after * (taps * (before * value))`` for x = (before, after, value) side by side."""
-    i, c, b, own, tile = place(length, channels, TOKENS, CHANNELS)
-    row = x + b * x_row
-    total = tl.zeros([TOKENS, CHANNELS], tl.float32)
-    for m in range(n_taps):
-        j = i - (m - origin)
-        inside, position = met(j, tile, length), row + j[:, None] * x_token + c[None, :]
-        w = tl.load(taps + c * n_taps + m, own, 0.0).to(tl.float32)
-        before = tl.load(position, inside, 0.0).to(tl.float32)
-        total += w[None, :] * before * tl.load(position + 2 * channels, inside, 0.0).to(tl.float32)
-    total *= tl.load(row + i[:, None] * x_token + channels + c[None, :], tile, 0.0).to(tl.float32)
-    tl.store(y + (b * length + i[:, None]) * channels + c[None, :], total.to(y.dtype.element_ty), tile)
 
 
 @launched

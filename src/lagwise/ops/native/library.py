@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.compiler import find_compiler, load_compiled
-from lagwise.ops.operation import definitions_only, in_graph, symbolic
+from lagwise.ops.operation import beyond, definitions_only, in_graph
 
 _FOLDER = Path(__file__).parent
 _SOURCES = [_FOLDER / name for name in ("vector.h", "transform.h", "convolution.c", "lags.c", "grids.c", "tokens.c")]
@@ -38,7 +38,7 @@ def serves(*tensors: Tensor, min_elements: int = 0) -> bool:
     """Whether loops in C serve these tensors, of which the first has at least so many numbers, also when
     `torch.compile` calls them from its graph, of which the compiler then has less to compile."""
     count = tensors[0].numel()
-    if not symbolic(count) and count < min_elements and not in_graph():  # first, since every token asks
+    if beyond(min_elements, count) and not in_graph():  # first, since every token asks
         return False
     if not all(t.device.type == "cpu" and t.dtype in _DTYPES for t in tensors) or definitions_only():
         return False

@@ -12,7 +12,7 @@ from lagwise.ops.recurrence.diagonal import (
     modal_taps,
     modal_taps_of,
     zoh_inputs,
-    zoh_sums,
+    zoh_mix,
     zoh_tokens,
 )
 from lagwise.ops.recurrence.scan import block_scan, varying_scan

@@ -12,7 +12,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.operation import chunk_count, compute_dtype, cpu_graph, in_graph, open_length, operation, symbolic
+from lagwise.ops.operation import (
+    at_most,
+    beyond,
+    chunk_count,
+    compute_dtype,
+    cpu_graph,
+    in_graph,
+    open_length,
+    operation,
+    symbolic,
+)
 from lagwise.ops.recurrence.scan import block_scan, varying_scan
 from lagwise.ops.toeplitz.block import toeplitz_blocks
 from lagwise.ops.toeplitz.direct import symbolic_product
@@ -116,13 +126,13 @@ class DiagonalSSM(NamedTuple):
         state before the block, so that only one state per 32 or 64 tokens is computed.
 
         x is ``(batch, length, channels)``; blocks, called with a number of tokens, returns the factors of such blocks;
-        with ``graph`` it computes as an exported graph does (`in_graph`).
+        with ``graph`` it computes as an exported graph does (`by_powers`).
 
         Source: S4D (Gu et al. 2022), for poles in discrete time.
         """
         n = x.shape[1]
         if graph or symbolic(n):
-            return self.in_graph(x, state)
+            return self.by_powers(x, state)
         factors = blocks(min(n, _LONG_BLOCK if n >= _LONG_SIGNAL_TOKENS else _BLOCK_TOKENS))
         size, memory, outputs = factors.near.shape[1], torch.cat(list(state), 1).transpose(1, 2), []
         run = max(size, _SIGNAL_ELEMENTS // max(1, x.shape[0] * x.shape[2]) // size * size)
@@ -132,16 +142,12 @@ class DiagonalSSM(NamedTuple):
         y = torch.cat(outputs, 1) if len(outputs) > 1 else outputs[0]
         return y, list(memory.transpose(1, 2).chunk(len(self.poles), 1))
 
-    def in_graph(self, x: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    def by_powers(self, x: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Process tokens whose number an exported graph leaves open: by powers of the poles, without loops.
         O(length**2)."""
         n, signal = x.shape[1], x.to(self.weights.dtype)
         lags = torch.arange(n + 1, dtype=self.exponents.dtype, device=x.device)
-        powers = [(self.exponents[0][..., None] * lags).exp()]  # parts of (modes, channels, n + 1)
-        if len(self.poles) == 2:
-            turn = self.exponents[1][..., None] * lags
-            powers = [powers[0] * turn.cos(), powers[0] * turn.sin()]
-        powers = [each.to(signal.dtype) for each in powers]
+        powers = _exponentials(lags, signal.dtype, *self.exponents)  # parts of (modes, channels, n + 1)
         taps = _times(self.weights[..., None], powers)[0].sum(0)[:, :n]
         if self.direct is not None:
             taps = taps + self.direct[:, None] * (lags[:n] == 0)
@@ -226,27 +232,29 @@ def zoh_tokens(exponent: Tensor, token_time: Tensor) -> tuple[Tensor, Tensor]:
     return 1 + grown, grown / torch.expm1(exponent)
 
 
-def zoh_sums(
-    x: Tensor, modes: Sequence[tuple[Tensor, Tensor]], weights: Sequence[Tensor], state: Tensor | None = None
-) -> tuple[list[Tensor], Tensor]:
+def zoh_mix(
+    x: Tensor,
+    modes: Sequence[tuple[Tensor, Tensor]],
+    weights: Sequence[Tensor],
+    direct: Tensor,
+    state: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """Compute outputs of diagonal state spaces whose tokens last for different times: of a recurrence from the first
     token and, for two-sided ones, of another from the last.
 
-    Formula: ``y_t = Re sum_i w_i h_{i,t}`` with ``h_t = p_t h_{t-1} + f_t x_t``, for each direction.
+    Formula: ``y_t = Re sum_i w_i h_{i,t} + direct x_t`` with ``h_t = p_t h_{t-1} + f_t x_t``, summed over directions.
 
     Shapes: x ``(batch, length, channels)``; modes: poles p and factors f of each direction (`zoh_tokens`), ``(batch,
-    length, channels, modes)``; weights ``(channels, modes)`` of each; state ``(batch, channels, modes)``, before the
-    first token. Returns the sum of each direction, like x, and the first one's state after the last token.
+    length, channels, modes)``; weights ``(channels, modes)`` of each; direct ``(channels,)``; state ``(batch, channels,
+    modes)``, before the first token. Returns a tensor like x, and the first direction's state after the last token.
     """
-    sums, ends = [], []
-    for backward, ((poles, factors), weight) in enumerate(zip(modes, weights, strict=True)):
-        if backward:
-            x, poles, factors = (each.flip(1) for each in (x, poles, factors))
-        states = varying_scan(factors * x[..., None], poles, state)
-        output = (states * weight).sum(3).real
-        sums.append(output.flip(1) if backward else output)
-        ends.append(states[:, -1])
-    return sums, ends[0]
+    (poles, factors), *before = modes
+    states = varying_scan(factors * x[..., None], poles, state)
+    y = direct * x + (states * weights[0]).sum(3).real
+    for (poles, factors), weight in zip(before, weights[1:], strict=True):
+        back = varying_scan((factors * x[..., None]).flip(1), poles.flip(1))
+        y = y + (back * weight).sum(3).real.flip(1)
+    return y, states[:, -1]
 
 
 def modal_taps(modes: Modes, length: int) -> Tensor:
@@ -276,17 +284,12 @@ def modal_taps_of(decay: Tensor, angle: Tensor, amplitude: Tensor, direct: Tenso
     Shapes: decay and angle ``(channels, modes)``, in float64; amplitude ``(channels, modes, 2)``, u and v; direct
     ``(channels,)``; result ``(channels, length)``.
     """
-    u, v = amplitude[..., None, :].unbind(-1)
-
-    def powers(lags: Tensor) -> tuple[Tensor, Tensor]:
-        size = (-decay[..., None] * lags).exp()
-        angles, dtype = angle[..., None] * lags, amplitude.dtype
-        return (size * angles.cos()).to(dtype), (size * angles.sin()).to(dtype)
-
     coarse, fine = _digits(length)
     far, near = (torch.arange(n, device=decay.device, dtype=torch.float64) for n in (coarse, fine))
-    (c, s), (x, y) = powers(far * fine), powers(near)
-    return _from_digits(torch.cat([u * c - v * s, -u * s - v * c], 1), torch.cat([x, y], 1), length, direct)
+    powers = _exponentials(far * fine, amplitude.dtype, -decay, angle)
+    real, imaginary = _times(amplitude[..., None, :].unbind(-1), powers)
+    near = torch.cat(_exponentials(near, amplitude.dtype, -decay, angle), 1)
+    return _from_digits(torch.cat([real, -imaginary], 1), near, length, direct)
 
 
 def ema_taps(weight: Tensor, log_decay: Tensor, length: int, *, truncation: int | None = None) -> Tensor:
@@ -416,12 +419,10 @@ def ema_parameters(delta: Tensor, alpha: Tensor, beta: Tensor, gamma: Tensor) ->
 
 def _checked(length: int, truncation: int | None = None) -> int:
     """The number of taps."""
-    if symbolic(length):
-        return length if truncation is None else truncation
     for name, value in (("length", length), ("truncation", truncation)):
-        if value is not None and value < 1:
+        if value is not None and beyond(1, value):
             raise ValueError(f"{name} must be at least 1, got {value}")
-    return length if truncation is None else min(length, truncation)
+    return length if truncation is None else at_most(truncation, length)
 
 
 def _digits(length: int) -> tuple[int, int]:
@@ -429,6 +430,16 @@ def _digits(length: int) -> tuple[int, int]:
     may follow from the digits of one."""
     fine = _FINE if open_length(length) else 1 << ((length - 1).bit_length() + 1) // 2
     return chunk_count(length, fine), fine
+
+
+def _exponentials(lags: Tensor, dtype: torch.dtype, log: Tensor, angle: Tensor | None = None) -> list[Tensor]:
+    """Real and, with an angle, imaginary parts of ``exp((log + j angle) l)`` at all lags, ``(..., lags)`` of this
+    dtype."""
+    size = (log[..., None] * lags).exp()
+    if angle is None:
+        return [size.to(dtype)]
+    turn = angle[..., None] * lags
+    return [(size * turn.cos()).to(dtype), (size * turn.sin()).to(dtype)]
 
 
 def _from_digits(far: Tensor, near: Tensor, length: int, direct: Tensor | None = None) -> Tensor:

@@ -128,16 +128,14 @@ def _block_weights(grid: NodeGrid) -> BlockWeights:
     token = torch.arange(count * size, dtype=torch.float64)
     left, weights = _weights_at((token.clamp(max=grid.length - 1) - grid.start) / grid.spacing, grid.nodes, grid.degree)
     weights = weights * (token < grid.length)[:, None]
-    span = min(int((size - 1) / grid.spacing) + grid.degree + 2, grid.nodes)
-    return _in_blocks(left.view(count, size), weights.view(count, size, -1), span, grid.nodes)
+    return _in_blocks(left.view(count, size), weights.view(count, size, -1), grid.nodes)
 
 
-def _in_blocks(left: Tensor, weights: Tensor, span: int, nodes: int) -> BlockWeights:
+def _in_blocks(left: Tensor, weights: Tensor, nodes: int) -> BlockWeights:
     """Compute weights ``(..., blocks, size, degree + 1)`` of the nodes from ``left`` on, ``(..., blocks, size)``, by
-    block, which meets at most so many nodes."""
+    block."""
     degree, device = weights.shape[-1] - 1, left.device
-    if not torch.compiler.is_compiling():  # in a graph, nothing may depend on values
-        span = int((left[..., -1] - left[..., 0]).max()) + degree + 1
+    span = int((left[..., -1] - left[..., 0]).max()) + degree + 1  # nodes that a block meets, at most
     start = left[..., :1].clamp(max=nodes - span)
     columns = (left - start)[..., None] + torch.arange(degree + 1, device=device)
     dense = weights.new_zeros(*left.shape, span).scatter(-1, columns, weights)
@@ -155,8 +153,7 @@ def row_weights(first: Tensor, lengths: Tensor, nodes: Tensor, grid: NodeGrid) -
     degree, size = grid.degree, min(_ROW_BLOCK, grid.length)
     count = -(-grid.length // size)
     left, weights = _row_weights(first, lengths, nodes, count * size, degree)
-    span = min(size + degree, grid.nodes)  # nodes are at least one token apart
-    columns, dense = _in_blocks(left.unflatten(1, (count, size)), weights.unflatten(1, (count, size)), span, grid.nodes)
+    columns, dense = _in_blocks(left.unflatten(1, (count, size)), weights.unflatten(1, (count, size)), grid.nodes)
     row = torch.arange(len(first), device=first.device)[:, None, None] * grid.nodes
     return BlockWeights(row + columns, dense)
 

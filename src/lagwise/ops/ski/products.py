@@ -23,10 +23,9 @@ from lagwise.ops.host import on_host
 from lagwise.ops.operation import (
     Engine,
     Values,
+    at_most,
     chunk_count,
     compute_dtype,
-    in_graph,
-    loop_operator,
     operation,
     symbolic,
 )
@@ -87,30 +86,23 @@ def ski_product(
     >>> torch.allclose(y.flatten(), torch.tensor([-10.0, -5.0, 0.0, 5.0, 10.0]), atol=1e-5)
     True
     """
-    if rows is not None and symbolic(x.shape[1]):
-        return _symbolic_rows(x, coefficients, *rows, degree, local)
-    lead = (x.shape[2],) if rows is None else (len(x), x.shape[2])
-    middle = coefficients.shape[-1] // 2
-    if coefficients.shape[:-1] != lead or coefficients.shape[-1] % 2 == 0 or middle >= x.shape[1]:
-        expected = f"{'' if rows is None else f'batch={len(x)}, '}channels={x.shape[2]}, 2 r - 1"
-        raise ValueError(
-            f"coefficients must be ({expected}) with r at most the length {x.shape[1]}, got {tuple(coefficients.shape)}"
-        )
+    if not symbolic(x.shape[1]):  # there, the arguments of one row may be for all rows, and nodes beyond its end
+        lead = (x.shape[2],) if rows is None else (len(x), x.shape[2])
+        if coefficients.shape[:-1] != lead or coefficients.shape[-1] not in range(1, 2 * x.shape[1], 2):
+            expected = f"{'' if rows is None else f'batch={len(x)}, '}channels={x.shape[2]}, 2 r - 1"
+            raise ValueError(
+                f"coefficients must be ({expected}) with r at most the length {x.shape[1]}, "
+                f"got {tuple(coefficients.shape)}"
+            )
     dtype, (taps, origin) = compute_dtype(x, coefficients), local or (None, 0)
     if taps is not None:
         dtype = torch.promote_types(dtype, compute_dtype(x, taps))
-    first, lengths, nodes = rows or (None, None, None)
-    sizes = (origin, middle, middle + 1, 0, degree)
-    return _sparse_plus_smooth(x, taps, coefficients.to(dtype), first, lengths, nodes, *sizes)
+    return _sparse_plus_smooth(x, taps, coefficients.to(dtype), *(rows or [None] * 3), origin, 0, degree)
 
 
 def ski_reference(x: Tensor, coefficients: Tensor, *, degree: int = 1) -> Tensor:
     """`ski_product` with dense W and A: O(length²), for tests. Source: SKI-TNN §3.2.1."""
-    rank = (coefficients.shape[1] + 1) // 2
-    w = interpolation_matrix(inducing_grid(x.shape[1], max(2, rank), degree)).to(coefficients.dtype)
-    index = torch.arange(rank)
-    a = coefficients[:, index[:, None] - index[None, :] + rank - 1]
-    return torch.einsum("ip,cpq,jq,bjc->bic", w, a, w, x)
+    return _sparse_plus_smooth.plain(x, None, coefficients, None, None, None, 0, 0, degree)
 
 
 class SKIPlan(NamedTuple):
@@ -164,10 +156,7 @@ def split_kernel(short: Tensor, coarse: Tensor, plan: SKIPlan) -> tuple[Tensor, 
     Shapes: short ``(channels, width)``, k at lags 0, 1, ...; coarse ``(channels, n)``, k at lags 0, h, 2 h, ..., at
     least `SKIPlan.short_nodes` of them. Returns tensors of the same shapes.
     """
-    if in_graph():
-        ramp, spread = ski_split_tables(coarse.detach(), *plan)
-    else:
-        ramp, spread = cached_tables(_split_constants, plan, like=coarse)
+    ramp, spread = ski_split_tables(coarse.detach(), *plan)
     factors = F.pad(ramp, (0, 1), value=1)
     coarse = coarse * factors[torch.arange(coarse.shape[1], device=ramp.device).clamp(max=len(ramp))]
     # Contiguous whether or not these are all: a graph for any number of nodes is the same then.
@@ -188,10 +177,8 @@ def causal_ski_product(x: Tensor, short: Tensor, coarse: Tensor, plan: SKIPlan) 
 
     Source: ours, for SKI-TNN app. B. The FFT rounds as in `toeplitz_product`.
     """
-    if symbolic(x.shape[1]):
-        return _symbolic_ski(x, short, coarse, plan)
     coarse = coarse.to(compute_dtype(x, short))
-    return _sparse_plus_smooth(x, short, coarse, None, None, None, 0, 0, 0, plan.spacing, plan.degree)
+    return _sparse_plus_smooth(x, short, coarse, None, None, None, 0, plan.spacing, plan.degree)
 
 
 @operation
@@ -203,19 +190,46 @@ def _sparse_plus_smooth(
     lengths: Tensor | None,
     row_nodes: Tensor | None,
     origin: int,
-    coarse_origin: int,
-    rank: int,
     spacing: int,
     degree: int,
 ) -> Tensor:
     """``T_sparse x + W A Wᵀ x``, in the dtype of the coarse taps within: those of A, of which taps beyond the number of
-    nodes are not used. Nodes are a `spaced_grid` if there is a spacing, otherwise an `inducing_grid` of this rank, or
-    those of `row_weights`."""
-    grid, signal = _grid(x.shape[1], rank, spacing, degree), x.to(coarse.dtype)
-    rows = None if first is None or lengths is None or row_nodes is None else (first, lengths, row_nodes)
-    z, blocks = _at_nodes(signal, grid, rows and row_weights(*rows, grid))
-    y = prolong(_smoothed(z, coarse, coarse_origin), grid, blocks)
+    nodes are not used. Nodes are a `spaced_grid` if there is a spacing, and A is causal; otherwise they are those of
+    `row_weights`, or of an `inducing_grid`, and A is two-sided.
+
+    It holds for lengths that a graph leaves open: by cells of one spacing, over which the weights repeat, or by dense
+    W and A.
+    """
+    signal = x.to(coarse.dtype)
+    with torch.autocast(x.device.type, enabled=False):
+        if spacing:
+            y = _by_cells(signal, coarse, spacing, degree)
+        else:
+            y = _by_matrices(signal, coarse, first, lengths, row_nodes, degree)
     return (y if taps is None else y + convolution(signal, taps, origin, "direct")).to(x.dtype)
+
+
+def _by_cells(x: Tensor, coarse: Tensor, spacing: int, degree: int) -> Tensor:
+    weights, cells = interpolation_matrix(spaced_grid(spacing, spacing, degree)).to(x), chunk_count(x.shape[1], spacing)
+    signal = F.pad(x, (0, 0, 0, cells * spacing - x.shape[1])).unflatten(1, (cells, spacing))
+    shares = (weights.t() @ signal).unbind(2)
+    z = sum(F.pad(share, (0, 0, a, degree - a)) for a, share in enumerate(shares))
+    smooth = convolution(z, coarse, 0, "spectral")
+    around = torch.stack([smooth[:, a : a + cells] for a in range(degree + 1)], dim=2)
+    return (weights @ around).flatten(1, 2)[:, : x.shape[1]]
+
+
+def _by_matrices(
+    x: Tensor, coarse: Tensor, first: Tensor | None, lengths: Tensor | None, nodes: Tensor | None, degree: int
+) -> Tensor:
+    rank = (coarse.shape[-1] + 1) // 2
+    if first is None or lengths is None or nodes is None:
+        first, lengths, nodes = (torch.tensor([n], device=x.device) for n in (0, x.shape[1], rank))
+    w = row_matrix(first, lengths, nodes, x.shape[1], rank, at_most(degree, rank - 1)).to(x.dtype)
+    index = torch.arange(rank, device=x.device)
+    a = coarse[..., index[:, None] - index + rank - 1]
+    z = (w.mT @ x).mT  # (batch, channels, nodes)
+    return w @ (a @ z[..., None])[..., 0].mT
 
 
 class _Shared(Engine):
@@ -223,29 +237,28 @@ class _Shared(Engine):
 
     @classmethod
     def forward(cls, x: Tensor, taps: Tensor | None, coarse: Tensor, *rest: Any) -> tuple[Tensor, Values]:
-        *rows, origin, coarse_origin, rank, spacing, degree = rest
-        grid, signal = _grid(x.shape[1], rank, spacing, degree), x.to(coarse.dtype)
-        z, blocks = _at_nodes(signal, grid, _cached_rows(rows, grid, coarse))
-        return cls.both(x, taps, origin, _smoothed(z, coarse, coarse_origin), grid, blocks), (z, *blocks)
+        *rows, origin, spacing, degree = rest
+        grid, blocks = _nodes(x, coarse, rows, spacing, degree)
+        z = restrict(x.to(coarse.dtype), grid, blocks)
+        signal, kernel, centre = _as_channels(z, coarse, spacing)
+        smooth = _as_rows(convolution(signal, kernel, centre, "spectral"), z)
+        return cls.both(x, taps, origin, smooth, grid, blocks), (z,)
 
     @classmethod
     def backward(cls, args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
-        x, taps, coarse, *rows, origin, coarse_origin, rank, spacing, degree = args
-        grid, grad = _grid(x.shape[1], rank, spacing, degree), grads[0]
-        if saved:
-            z, blocks = saved[0], BlockWeights(*saved[1:])
-        else:  # an operator of a graph saves nothing
-            z, blocks = _at_nodes(x.to(coarse.dtype), grid, _cached_rows(rows, grid, coarse))
+        x, taps, coarse, *rows, origin, spacing, degree = args
+        grid, blocks = _nodes(x, coarse, rows, spacing, degree)
+        z = saved[0] if saved else restrict(x.to(coarse.dtype), grid, blocks)  # an operator of a graph saves nothing
         dx = dtaps = dcoarse = None
         if needs_grad[0] or needs_grad[2]:
-            signal, kernel = _as_channels(z, coarse)
-            nodes, _ = _as_channels(restrict(grad.to(coarse.dtype), grid, blocks), coarse)
-            arguments = (signal, kernel[:, : grid.nodes + coarse_origin], coarse_origin, "spectral", 1)
+            signal, kernel, centre = _as_channels(z, coarse, spacing)
+            nodes = _as_channels(restrict(grads[0].to(coarse.dtype), grid, blocks), coarse, spacing)[0]
+            arguments = (signal, kernel, centre, "spectral", 1)
             dz, dcoarse = convolution.gradients(arguments, (), [nodes], (needs_grad[0], needs_grad[2]))
             if dcoarse is not None:
-                dcoarse = F.pad(dcoarse, (0, kernel.shape[1] - dcoarse.shape[1])).view_as(coarse)
+                dcoarse = F.pad(dcoarse, (0, coarse.shape[-1] - dcoarse.shape[1])).view_as(coarse)
             if dz is not None:
-                dx = cls.both(grad, taps, origin, _as_rows(dz, z), grid, blocks, adjoint=True)
+                dx = cls.both(grads[0], taps, origin, _as_rows(dz, z), grid, blocks, adjoint=True)
         if taps is not None and needs_grad[1]:
             _, dtaps = convolution.gradients((x, taps, origin, "direct", 1), (), grads, (False, True))
         return dx, dtaps, dcoarse
@@ -285,14 +298,14 @@ _sparse_plus_smooth.engine("shared")(_Shared)
 _sparse_plus_smooth.in_graphs("ski_product", lambda x, *_: x.new_empty(x.shape), constants="first lengths row_nodes")
 
 
-def _grid(length: int, rank: int, spacing: int, degree: int) -> NodeGrid:
-    return spaced_grid(length, spacing, degree) if spacing else inducing_grid(length, max(2, rank), degree)
-
-
-def _cached_rows(rows: Sequence[Tensor | None], grid: NodeGrid, like: Tensor) -> BlockWeights | None:
-    """The weights of rows with individual grids, by the numbers of tokens: layers share them."""
+def _nodes(
+    x: Tensor, coarse: Tensor, rows: Sequence[Tensor | None], spacing: int, degree: int
+) -> tuple[NodeGrid, BlockWeights]:
+    """The grid of a signal, and its weights, by the numbers of tokens: layers share them."""
+    rank, like = coarse.shape[-1] // 2 + 1, x.new_empty(0, dtype=coarse.dtype)
+    grid = spaced_grid(x.shape[1], spacing, degree) if spacing else inducing_grid(x.shape[1], max(2, rank), degree)
     sizes = [tuple(each.tolist()) for each in on_host(*rows) if each is not None]
-    return cached_tables(_row_tables, *sizes, grid, like=like) if sizes else None
+    return grid, cached_tables(_row_tables, *sizes, grid, like=like) if sizes else block_weights(grid, like)
 
 
 def _row_tables(
@@ -301,57 +314,15 @@ def _row_tables(
     return row_weights(torch.tensor(first), torch.tensor(lengths), torch.tensor(nodes), grid)
 
 
-def _at_nodes(signal: Tensor, grid: NodeGrid, blocks: BlockWeights | None) -> tuple[Tensor, BlockWeights]:
-    blocks = block_weights(grid, signal) if blocks is None else blocks
-    blocks = blocks._replace(weights=blocks.weights.to(signal.dtype))
-    return restrict(signal, grid, blocks), blocks
-
-
-def _smoothed(z: Tensor, coarse: Tensor, coarse_origin: int) -> Tensor:
-    """``A z``, always by FFT: a dense product is slower even at rank 64 (docs/log.md, "SKI coarse product")."""
-    signal, kernel = _as_channels(z, coarse)
-    return _as_rows(convolution(signal, kernel[:, : z.shape[1] + coarse_origin], coarse_origin, "spectral"), z)
-
-
-def _symbolic_ski(x: Tensor, short: Tensor, coarse: Tensor, plan: SKIPlan) -> Tensor:
-    """`causal_ski_product` at a symbolic length, by cells of one spacing, over which the weights repeat."""
-    length, dtype = x.shape[1], compute_dtype(x, short)
-    weights = interpolation_matrix(plan.grid(plan.spacing)).to(x.device, dtype)
-    cells = chunk_count(length, plan.spacing)
-    signal = F.pad(x.to(dtype), (0, 0, 0, cells * plan.spacing - length)).unflatten(1, (cells, plan.spacing))
-    shares = (weights.t() @ signal).unbind(2)
-    z = sum(F.pad(share, (0, 0, a, plan.degree - a)) for a, share in enumerate(shares))
-    assert isinstance(z, Tensor)
-    smooth = convolution(z, coarse, 0)
-    around = torch.stack([smooth[:, a : a + cells] for a in range(plan.degree + 1)], dim=2)
-    return (convolution(x.to(dtype), short, 0) + (weights @ around).flatten(1, 2)[:, :length]).to(x.dtype)
-
-
-def _symbolic_rows(
-    x: Tensor,
-    coefficients: Tensor,
-    first: Tensor,
-    lengths: Tensor,
-    nodes: Tensor,
-    degree: int,
-    local: tuple[Tensor, int] | None,
-) -> Tensor:
-    """`ski_product` of rows at a symbolic length, by dense W and A: O(length * rank). The arguments of one row are for
-    all rows."""
-    dtype, rank = compute_dtype(x, coefficients), (coefficients.shape[2] + 1) // 2
-    degree = degree if symbolic(rank) else min(degree, rank - 1)
-    w = row_matrix(first, lengths, nodes, x.shape[1], rank, degree).to(dtype)
-    index = torch.arange(rank, device=x.device)
-    a = coefficients.to(dtype)[:, :, index[:, None] - index + rank - 1]
-    with torch.autocast(x.device.type, enabled=False):
-        z = w.transpose(1, 2) @ x.to(dtype)
-        y = w @ (a @ z.transpose(1, 2)[..., None])[..., 0].transpose(1, 2)
-    return (y if local is None else y + convolution(x.to(dtype), *local)).to(x.dtype)
-
-
-def _as_channels(z: Tensor, coarse: Tensor) -> tuple[Tensor, Tensor]:
-    """Return rows with different taps as channels of one row, for products with one kernel per channel."""
-    return (z, coarse) if coarse.dim() == 2 else (z.transpose(0, 1).flatten(1)[None], coarse.flatten(0, 1))
+def _as_channels(z: Tensor, coarse: Tensor, spacing: int) -> tuple[Tensor, Tensor, int]:
+    """The nodes, the coarse taps that they meet, and the index of lag 0 among these; rows with different taps as
+    channels of one row. The product is always by FFT: a dense one is slower even at rank 64 (docs/log.md, "SKI coarse
+    product")."""
+    centre = 0 if spacing else coarse.shape[-1] // 2
+    kernel = coarse[..., : z.shape[1] + centre]
+    if coarse.dim() == 2:
+        return z, kernel, centre
+    return z.transpose(0, 1).flatten(1)[None], kernel.flatten(0, 1), centre
 
 
 def _as_rows(y: Tensor, z: Tensor) -> Tensor:
@@ -375,17 +346,20 @@ def causal_ski_matrix(short: Tensor, coarse: Tensor, plan: SKIPlan, length: int)
     return toeplitz_matrix(short, length) + w @ toeplitz_matrix(coarse, grid.nodes) @ w.t()
 
 
+@operation
+def ski_split_tables(like: Tensor, spacing: int, width: int, degree: int) -> tuple[Tensor, Tensor]:
+    """Copies of `_split_constants`, since graphs write into what they are given."""
+    ramp, spread = cached_tables(_split_constants, SKIPlan(spacing, width, degree), like=like)
+    return ramp.clone(), spread.clone()
+
+
 def _split_tables_like(like: Tensor, spacing: int, width: int, degree: int) -> tuple[Tensor, Tensor]:
     count = SKIPlan(spacing, width, degree).short_nodes
     return like.new_empty(count), like.new_empty(count, width)
 
 
-@loop_operator(_split_tables_like)
-def ski_split_tables(like: Tensor, spacing: int, width: int, degree: int) -> tuple[Tensor, Tensor]:
-    """`_split_constants` for graphs, which would make them by many launches at every step. Copies: graphs write into
-    what they are given."""
-    ramp, spread = cached_tables(_split_constants, SKIPlan(spacing, width, degree), like=like)
-    return ramp.clone(), spread.clone()
+# Graphs would make them by many launches at every step.
+ski_split_tables.in_graphs("ski_split_tables", _split_tables_like, constants="like", results="ramp spread")
 
 
 def _split_constants(plan: SKIPlan) -> tuple[Tensor, Tensor]:

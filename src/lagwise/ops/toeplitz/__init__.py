@@ -9,7 +9,6 @@ from lagwise.ops.toeplitz.convolution import (
 )
 from lagwise.ops.toeplitz.dilated import (
     centre_tap,
-    circular_convolution,
     dilated_convolution,
     dilated_prefill,
     dilated_step,

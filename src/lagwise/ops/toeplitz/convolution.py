@@ -4,8 +4,8 @@ compute it."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,33 +13,21 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import has_static_value
 
 from lagwise.ops import native
-from lagwise.ops.fused import TritonEngine, fused, joined
-from lagwise.ops.fused import convolution as fused_convolution
 from lagwise.ops.fused import frames as fused_frames
+from lagwise.ops.fused import fused, joined
 from lagwise.ops.operation import (
     Engine,
     Values,
+    at_most,
     compute_dtype,
     in_graph,
     operation,
     symbolic,
 )
-from lagwise.ops.toeplitz import direct, spectral
+from lagwise.ops.toeplitz import spectral
 from lagwise.ops.toeplitz.block import centre
-from lagwise.ops.toeplitz.direct import symbolic_product
+from lagwise.ops.toeplitz.direct import Direct, DirectKernel, is_direct, symbolic_product
 from lagwise.ops.tokens import silu_product, with_biases
-
-# Largest numbers of lags for which this engine is faster, forward and backward, on the CPU in float32, with and without
-# the loops of `native`, for at least as many channels as fill a vector (docs/log.md, "few lags").
-_FEW_LAGS, _FEW_LAGS_WITHOUT_NATIVE, _VECTOR_CHANNELS = 128, 64, 16
-_FEW_LAGS_ON_GPU = 24  # docs/concepts.md, "Engines on a GPU"
-
-
-class _Settings(NamedTuple):
-    origin: int
-    engine: str
-    dilation: int
-    count: int  # of taps
 
 
 class _Contraction(torch.autograd.Function):
@@ -47,11 +35,11 @@ class _Contraction(torch.autograd.Function):
     x from g and k, and 2 that of k from g and x. The gradients of each are the other two."""
 
     @staticmethod
-    def forward(a: Tensor, b: Tensor, index: int, settings: _Settings) -> Tensor:
+    def forward(a: Tensor, b: Tensor, index: int, settings: Values) -> Tensor:
         return _contract(a, b, index, settings)
 
     @staticmethod
-    def setup_context(ctx, inputs: tuple[Tensor, Tensor, int, _Settings], output: Tensor) -> None:
+    def setup_context(ctx, inputs: tuple[Tensor, Tensor, int, Values], output: Tensor) -> None:
         a, b, ctx.index, ctx.settings = inputs
         ctx.save_for_backward(a, b)
         ctx.save_for_forward(a, b)
@@ -73,7 +61,7 @@ class _Contraction(torch.autograd.Function):
         return _Contraction.apply(a_tangent, b, *settings) + _Contraction.apply(a, b_tangent, *settings)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple, a: Tensor, b: Tensor, index: int, settings: _Settings) -> tuple[Tensor, int]:
+    def vmap(info: Any, in_dims: tuple, a: Tensor, b: Tensor, index: int, settings: Values) -> tuple[Tensor, int]:
         """Several signals with one kernel become a larger batch; signals with one kernel each become more channels."""
         if index != 2 and in_dims[1] is None:
             folded = a.movedim(in_dims[0], 0).flatten(0, 1)
@@ -86,15 +74,15 @@ class _Contraction(torch.autograd.Function):
         return _Contraction.apply(*folded, index, settings).unflatten(axis, (info.batch_size, -1)), axis
 
 
-def _contract(a: Tensor, b: Tensor, index: int, settings: _Settings) -> Any:
-    origin, engine, dilation, count = settings
+def _contract(a: Tensor, b: Tensor, index: int, settings: Values) -> Any:
+    origin, engine, dilation, count = settings  # count: of taps
     x, kernel, needs_grad = a, b, (True, False)
     if index == 2:
         x, kernel, needs_grad = b, b.new_empty((b.shape[2], count), dtype=compute_dtype(a, b)), (False, True)
     args = (x, kernel, origin, engine, dilation)
     if index == 0 and symbolic(x.shape[1]):
         return symbolic_product(x, kernel, origin, dilation)
-    by = _Direct if is_direct(x, kernel, engine, dilation) else _FFT
+    by = Direct if is_direct(x, kernel, engine, dilation) else spectral.FFT
     return by.evaluate(*args) if index == 0 else by.backward(args, (), [a], needs_grad)[index - 1]
 
 
@@ -118,31 +106,18 @@ def convolution(x: Tensor, kernel: Tensor, origin: int, engine: str = "auto", di
 
     Source: TNN eq. 4. Lag by lag: SKI-TNN §3.2 (T_sparse); TCNCA §2 (dilated).
     """
-    settings = _Settings(origin, engine, dilation, kernel.shape[1])
+    settings = (origin, engine, dilation, kernel.shape[1])
     if torch.compiler.is_compiling():  # exporters refuse some rules of a contraction
         return _contract(x, kernel, 0, settings)
     return _Contraction.apply(x, kernel, 0, settings)
 
 
-def is_direct(x: Tensor, kernel: Tensor, engine: str, dilation: int = 1) -> bool:
-    """Whether the product is computed lag by lag: on request, or where it is fastest, because there are few lags."""
-    if engine != "auto" or dilation > 1:
-        return engine == "direct" or dilation > 1
-    count = kernel.shape[1]
-    if fused(x, kernel):
-        return count <= _FEW_LAGS_ON_GPU
-    if x.device.type != "cpu" or compute_dtype(x, kernel) != torch.float32 or x.shape[2] < _VECTOR_CHANNELS:
-        return False
-    # In this order, so that the C loops are compiled only for a number between the two.
-    return count <= _FEW_LAGS_WITHOUT_NATIVE or (count <= _FEW_LAGS and native.available())
-
-
 def reachable_taps(taps: Tensor, length: int, causal: bool) -> tuple[Tensor, int]:
     """The taps of lags within a signal of this length, and the index of lag 0."""
     if causal:
-        return taps[:, : torch.sym_min(length, taps.shape[1])], 0
+        return taps[:, : at_most(taps.shape[1], length)], 0
     middle = centre(taps)
-    reach = min(middle, length - 1)
+    reach = at_most(middle, length - 1)
     return taps[:, middle - reach : middle + reach + 1], reach
 
 
@@ -178,78 +153,11 @@ def truncation_length(decay: float, tolerance: float) -> int | None:
     return max(1, math.ceil(math.log(tolerance) / math.log(decay)))
 
 
-@convolution.engine("triton_direct")
-class _DirectKernel(Engine):
-    @staticmethod
-    def serves(x: Tensor, kernel: Tensor, origin: int, engine: str, dilation: int) -> bool:
-        return is_direct(x, kernel, engine, dilation) and TritonEngine.serves(x, kernel)
-
-    @staticmethod
-    def evaluate(x: Tensor, kernel: Tensor, origin: int, engine: str, dilation: int) -> Tensor:
-        return fused_convolution.convolve(x, kernel, None, origin, dilation, False)
-
-    @staticmethod
-    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
-        x, kernel, origin, _, dilation = args
-        dx = fused_convolution.convolve(grads[0], kernel, None, origin, -dilation, False) if needs_grad[0] else None
-        if not needs_grad[1]:
-            return (dx,)
-        parts = fused_convolution.tap_gradient_parts(x, kernel)
-        fused_convolution.convolution_gradients(grads[0], x, kernel, parts, origin, dilation, False)
-        return dx, fused_convolution.summed_parts(parts).to(kernel.dtype)
-
-
-@convolution.engine("direct")
-class _Direct(Engine):
-    serves = staticmethod(lambda x, kernel, _, engine, dilation: is_direct(x, kernel, engine, dilation))
-    evaluate = staticmethod(lambda x, kernel, origin, _, dilation: direct.direct_values(x, kernel, origin, dilation))
-
-    @staticmethod
-    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
-        x, kernel, origin, _, dilation = args
-        return direct.direct_gradients(grads[0], x, kernel, origin, dilation, needs_grad)
-
-
-class _Planned(Engine):
-    """An engine that follows a `Plan`."""
-
-    faster: ClassVar[Callable[[Tensor, Tensor], bool]] = staticmethod(lambda x, kernel: True)
-    product: ClassVar[Callable[..., Tensor]]
-    gradients: ClassVar[Callable[..., tuple[Tensor | None, ...]]]
-
-    @classmethod
-    def serves(cls, x: Tensor, kernel: Tensor, origin: int, engine: str, dilation: int) -> bool:
-        return cls.faster(x, kernel) and not is_direct(x, kernel, engine, dilation)
-
-    @classmethod
-    def evaluate(cls, x: Tensor, kernel: Tensor, origin: int, engine: str, dilation: int) -> Tensor:
-        return cls.product(x, kernel, spectral.plan_product(x.shape[1], kernel.shape[1], origin, engine))
-
-    @classmethod
-    def backward(cls, args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
-        x, kernel, origin, engine, _ = args
-        return cls.gradients(
-            grads[0], x, kernel, spectral.plan_product(x.shape[1], kernel.shape[1], origin, engine), needs_grad
-        )[:2]
-
-
-@convolution.engine("triton")
-class _Frames(_Planned):
-    faster = staticmethod(fused)
-    product, gradients = staticmethod(spectral.frame_values), staticmethod(spectral.frame_gradients)
-
-
-@convolution.engine("loop")
-class _Loops(_Planned):
-    faster = staticmethod(spectral.by_loops)
-    product, gradients = staticmethod(spectral.loop_values), staticmethod(spectral.loop_gradients)
-
-
-@convolution.engine("fft")
-class _FFT(_Planned):
-    product, gradients = staticmethod(spectral.fft_values), staticmethod(spectral.fft_gradients)
-
-
+for _name, _engine in {
+    "triton_direct": DirectKernel, "direct": Direct, "triton": spectral.FramesOnGPU, "loop": spectral.Loops,
+    "fft": spectral.FFT,
+}.items():  # fmt: skip
+    convolution.engine(_name)(_engine)
 # Plans, and the shapes of images and padding, would be compiled anew for every length of the signal.
 convolution.in_graphs("toeplitz_product", lambda x, *_: torch.empty_like(x, memory_format=torch.contiguous_format))
 
@@ -280,7 +188,7 @@ def _in_one_part(gate: Tensor, value: Tensor, kernel: Tensor, origin: int, engin
     """Whether the product is one by FFT, of which a graph knows the length, without parts of the kernel."""
     if gate.dtype != value.dtype or not has_static_value(value.shape[1]) or is_direct(value, kernel, engine):
         return False
-    return spectral.plan_product(value.shape[1], kernel.shape[1], origin, engine).parts == 1
+    return spectral.planned(value, kernel, origin, engine).parts == 1
 
 
 @_gated.engine("triton")
@@ -291,7 +199,7 @@ class _GatedFrames(Engine):
 
     @staticmethod
     def forward(gate: Tensor, value: Tensor, kernel: Tensor, _: None, *settings: Any) -> tuple[Tensor, Values]:
-        plan = spectral.plan_product(value.shape[1], kernel.shape[1], *settings)
+        plan = spectral.planned(value, kernel, *settings)
         spectrum, factors = _gated_spectra(value, kernel, plan)
         frames = fused_frames.inverse(fused_frames.multiply_packed(spectrum, factors, False))
         y, out = fused_frames.store_gated(*fused_frames.used(frames, plan.valid_frames, value.shape[1]), gate)
@@ -300,7 +208,7 @@ class _GatedFrames(Engine):
     @staticmethod
     def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
         gate, value, kernel, _, *settings = args
-        plan = spectral.plan_product(value.shape[1], kernel.shape[1], *settings)
+        plan = spectral.planned(value, kernel, *settings)
         y, spectrum, factors = saved if len(saved) > 1 else (*saved, *_gated_spectra(value, kernel, plan))
         both = gate.new_empty((*gate.shape[:2], 2 * gate.shape[2]))
         dgate, dvalue = both.chunk(2, dim=2)  # neighbours in memory, for `joined`
@@ -327,16 +235,14 @@ class _GatedLoops(Engine):
 
     @staticmethod
     def evaluate(gate: Tensor, value: Tensor, kernel: Tensor, biases: Tensor | None, *settings: Any) -> Tensor:
-        return spectral.loop_values(
-            value, kernel, spectral.plan_product(value.shape[1], kernel.shape[1], *settings), gate, biases
-        )
+        return native.convolve(value, kernel, spectral.planned(value, kernel, *settings).for_loops, gate, biases)
 
     @staticmethod
     def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
         gate, value, kernel, biases, *settings = args
-        plan, needed = spectral.plan_product(value.shape[1], kernel.shape[1], *settings), (True, needs_grad[2])
-        gradients = spectral.loop_gradients(grads[0], value, kernel, plan, needed, gate, biases)
-        dvalue, dkernel, dgate, dbiases = gradients
+        inputs = value, kernel, spectral.planned(value, kernel, *settings).for_loops, gate, biases
+        dvalue, dkernel, dgate, dbiases = native.convolve_gradients(grads[0], *inputs, True, needs_grad[2])
+        dkernel = dkernel.to(kernel.dtype) if needs_grad[2] else None
         return dgate, dvalue, dkernel, dbiases if needs_grad[3] else None
 
 

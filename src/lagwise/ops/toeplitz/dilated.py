@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.operation import compute_dtype, symbolic
-from lagwise.ops.packing import row_extents
+from lagwise.ops.operation import compute_dtype
 from lagwise.ops.toeplitz.convolution import convolution
 from lagwise.ops.window import Window, extended, spaced
 from lagwise.tables import check_integer
@@ -46,37 +45,6 @@ def dilated_convolution(x: Tensor, taps: Tensor, dilation: int, *, causal: bool 
     if dilation < 1:
         raise ValueError(f"dilation must be at least 1, got {dilation}")
     return convolution(x, taps, centre_tap(taps.shape[1], causal), "direct", dilation)
-
-
-def circular_convolution(x: Tensor, taps: Tensor, dilation: int, *, mask: Tensor | None = None) -> Tensor:
-    """Centred depthwise dilated convolution with circular rows.
-
-    Formula: ``y_i = sum_m w_m x_{(i - m dilation) mod n}`` for m = -(K-1)/2..(K-1)/2, where n is the length of a row,
-    from its first real token to its last.
-
-    Shapes: x ``(batch, length, channels)``, zero at padding; taps ``(channels, K)``, the smallest m first, K odd; mask
-    ``(batch, length)``; result like x.
-
-    Source: Cheng et al. 2022, "Classification of Long Sequential Data using Circular Dilated Convolutional Neural
-    Networks" (CDIL-CNN), §3.
-    """
-    length, half = x.shape[1], taps.shape[1] // 2
-    if mask is None and not symbolic(length):
-        step = (dilation + length // 2) % length - length // 2  # reaches the same tokens within half a row
-        reach = half * abs(step)
-        if 0 < reach <= length:  # the row with its ends on the other side as well, of which the middle is kept
-            row = torch.cat([x[:, length - reach :], x, x[:, :reach]], 1)
-            y = convolution(row, taps if step > 0 else taps.flip(1), half, "direct", abs(step))
-            return y.narrow(1, reach, length)
-    lags = [(m - half) * dilation for m in range(taps.shape[1])]
-    if mask is None:
-        shifted = (x.roll(lag, 1) for lag in lags)
-    else:
-        first, lengths = (t[:, None] for t in row_extents(mask.bool()))
-        position = torch.arange(length, device=x.device) - first
-        sources = ((position - lag) % lengths + first for lag in lags)
-        shifted = (x.gather(1, source[..., None].expand_as(x)) for source in sources)
-    return sum((part * tap for part, tap in zip(shifted, taps.t(), strict=True)), start=torch.zeros_like(x)).to(x.dtype)
 
 
 def dilated_prefill(

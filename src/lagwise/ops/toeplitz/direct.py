@@ -9,35 +9,80 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops import native
-from lagwise.ops.operation import compute_dtype, loop_operator, recorded, transformed
+from lagwise.ops.fused import TritonEngine, fused
+from lagwise.ops.fused import convolution as fused_convolution
+from lagwise.ops.operation import Engine, Values, compute_dtype, loop_operator, recorded, transformed
 from lagwise.ops.toeplitz.block import block_lag_products
+
+# Largest numbers of lags for which this engine is faster, forward and backward, on the CPU in float32, with and without
+# the loops of `native`, for at least as many channels as fill a vector (docs/log.md, "few lags").
+_FEW_LAGS, _FEW_LAGS_WITHOUT_NATIVE, _VECTOR_CHANNELS = 128, 64, 16
+_FEW_LAGS_ON_GPU = 24  # docs/concepts.md, "Engines on a GPU"
 
 # Number of passes over the signal that a gradient by blocks is worth, and the limit for few rows (docs/log.md).
 _PASSES, _PASSES_OF_FEW_ROWS, _FEW_ROWS = 6, 12, 64
 
 
-def direct_values(x: Tensor, taps: Tensor, origin: int, dilation: int) -> Tensor:
-    """The product lag by lag, without autograd.
+def is_direct(x: Tensor, kernel: Tensor, engine: str, dilation: int = 1) -> bool:
+    """Whether the product is computed lag by lag: on request, or where it is fastest, because there are few lags."""
+    if engine != "auto" or dilation > 1:
+        return engine == "direct" or dilation > 1
+    count = kernel.shape[1]
+    if fused(x, kernel):
+        return count <= _FEW_LAGS_ON_GPU
+    if x.device.type != "cpu" or compute_dtype(x, kernel) != torch.float32 or x.shape[2] < _VECTOR_CHANNELS:
+        return False
+    # In this order, so that the C loops are compiled only for a number between the two.
+    return count <= _FEW_LAGS_WITHOUT_NATIVE or (count <= _FEW_LAGS and native.available())
+
+
+class Direct(Engine):
+    """`lagwise.ops.toeplitz.convolution` lag by lag.
 
     On a CPU in float32, PyTorch's channels-last convolution runs near the machine's peak, but its gradient with respect
     to the taps at a hundredth of it, so `tap_gradient` computes that.
     """
-    return owned(convolve(x, taps, origin, min(dilation, x.shape[1])).to(x.dtype))
+
+    serves = staticmethod(lambda x, kernel, _, engine, dilation: is_direct(x, kernel, engine, dilation))
+
+    @staticmethod
+    def evaluate(x: Tensor, taps: Tensor, origin: int, engine: str, dilation: int) -> Tensor:
+        return owned(convolve(x, taps, origin, min(dilation, x.shape[1])).to(x.dtype))
+
+    @staticmethod
+    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+        x, taps, origin, _, dilation = args
+        dx = dtaps = None
+        last = taps.shape[1] - 1 - origin
+        # A dilation beyond the signal leaves only lag 0, as does one of the signal's length, which needs less padding.
+        dilation = min(dilation, x.shape[1])
+        if needs_grad[0]:
+            dx = owned(convolve(grads[0], taps.flip(1), last, dilation).to(x.dtype))
+        if needs_grad[1]:
+            dtaps = tap_gradient(grads[0], x, -origin, last, dilation).to(taps.dtype)
+        return dx, dtaps
 
 
-def direct_gradients(
-    grad: Tensor, x: Tensor, taps: Tensor, origin: int, dilation: int, needs_grad: Sequence[bool]
-) -> tuple[Tensor | None, Tensor | None]:
-    """Compute gradients of `direct_values` with respect to the signal and the taps, where needed."""
-    dx = dtaps = None
-    last = taps.shape[1] - 1 - origin
-    # A dilation beyond the signal leaves only lag 0, as does one of the signal's length, which needs less padding.
-    dilation = min(dilation, x.shape[1])
-    if needs_grad[0]:
-        dx = owned(convolve(grad, taps.flip(1), last, dilation).to(x.dtype))
-    if needs_grad[1]:
-        dtaps = tap_gradient(grad, x, -origin, last, dilation).to(taps.dtype)
-    return dx, dtaps
+class DirectKernel(Direct):
+    """The same by kernels on a GPU."""
+
+    @staticmethod
+    def serves(x: Tensor, kernel: Tensor, origin: int, engine: str, dilation: int) -> bool:
+        return is_direct(x, kernel, engine, dilation) and TritonEngine.serves(x, kernel)
+
+    @staticmethod
+    def evaluate(x: Tensor, kernel: Tensor, origin: int, engine: str, dilation: int) -> Tensor:
+        return fused_convolution.convolve(x, kernel, None, origin, dilation, False)
+
+    @staticmethod
+    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+        x, kernel, origin, _, dilation = args
+        dx = fused_convolution.convolve(grads[0], kernel, None, origin, -dilation, False) if needs_grad[0] else None
+        if not needs_grad[1]:
+            return (dx,)
+        parts = fused_convolution.tap_gradient_parts(x, kernel)
+        fused_convolution.convolution_gradients(grads[0], x, kernel, parts, origin, dilation, False)
+        return dx, fused_convolution.summed_parts(parts).to(kernel.dtype)
 
 
 def owned(y: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops import native
+from lagwise.ops.fused import TritonEngine
 from lagwise.ops.fused import frames as fused_frames
 from lagwise.ops.fused.frames import Frames
 from lagwise.ops.operation import Engine, Values, compute_dtype, operation
@@ -88,84 +89,114 @@ def plan_product(length: int, n_taps: int, origin: int, engine: str) -> Plan:
     return Plan(fast_length(length + max(origin, n_taps - 1 - origin)), 1, length, 0, origin)
 
 
-def fft_values(x: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
-    """The product in frames, by groups of channels small enough for the cache."""
-    y = torch.empty_like(x)
-    if x.shape[0] == 0:  # FFTs refuse an empty batch; `len` would fix the size in an exported graph
-        return y
-    padded, groups = _padding(x, kernel, plan)
-    for group in groups:
-        spectrum = torch.fft.rfft(_load(padded, x, group, plan))
-        spectrum = _across_frames(spectrum, kernel_spectrum(kernel, plan, group, padded.dtype), 1)
-        frames = torch.fft.irfft(spectrum, plan.n_fft)
-        valid = frames[..., plan.skip : plan.skip + plan.hop].flatten(2)
-        _store(y, group, valid[..., : x.shape[1]])
-    return y
+def planned(x: Tensor, kernel: Tensor, origin: int, engine: str) -> Plan:
+    """`plan_product` of a signal and taps."""
+    return plan_product(x.shape[1], kernel.shape[1], origin, engine)
 
 
-def fft_gradients(
-    grad: Tensor, x: Tensor, kernel: Tensor, plan: Plan, needs_grad: Sequence[bool]
-) -> tuple[Tensor | None, Tensor | None]:
-    """Compute gradients of `fft_values` with respect to the signal and the kernel, where needed.
+class FFT(Engine):
+    """`lagwise.ops.toeplitz.convolution` in frames, by groups of channels small enough for the cache.
 
     Autograd's own gradient of rfft runs full complex FFTs and keeps every spectrum. Here ``dx = irfft(G conj K)`` and
     ``dt = irfft(sum_b G conj X)``, and the signal's spectrum is computed again rather than kept.
     """
-    dx = torch.empty_like(x) if needs_grad[0] else None
-    if x.shape[0] == 0:
-        return dx, torch.zeros_like(kernel) if needs_grad[1] else None
-    of_kernel: list[Tensor] = []
-    padded, groups = _padding(x, kernel, plan)
-    outputs = x.new_zeros((*padded.shape[:2], plan.frames, plan.n_fft), dtype=padded.dtype)
-    for group in groups:
-        spectrum = torch.fft.rfft(_load_outputs(outputs, grad, group, plan))
-        if needs_grad[1]:
-            products = _kernel_products(torch.fft.rfft(_load(padded, x, group, plan)), spectrum, plan)
-            of_kernel.append(_kernel_gradient(products, kernel, plan))
-        if dx is not None:
-            factors = kernel_spectrum(kernel, plan, group, padded.dtype).conj()
-            signal = _overlap_add(torch.fft.irfft(_across_frames(spectrum, factors, -1), plan.n_fft), plan)
-            _store(dx, group, signal[..., plan.start : plan.start + x.shape[1]])
-    return dx, torch.cat(of_kernel) if needs_grad[1] else None
+
+    @staticmethod
+    def serves(x: Tensor, kernel: Tensor, origin: int, engine: str, dilation: int) -> bool:
+        return dilation == 1
+
+    @staticmethod
+    def evaluate(x: Tensor, kernel: Tensor, origin: int, engine: str, dilation: int) -> Tensor:
+        y, plan = torch.empty_like(x), planned(x, kernel, origin, engine)
+        if x.shape[0] == 0:  # FFTs refuse an empty batch; `len` would fix the size in an exported graph
+            return y
+        padded, groups = _padding(x, kernel, plan)
+        for group in groups:
+            spectrum = torch.fft.rfft(_load(padded, x, group, plan))
+            spectrum = _across_frames(spectrum, kernel_spectrum(kernel, plan, group, padded.dtype), 1)
+            frames = torch.fft.irfft(spectrum, plan.n_fft)
+            valid = frames[..., plan.skip : plan.skip + plan.hop].flatten(2)
+            _store(y, group, valid[..., : x.shape[1]])
+        return y
+
+    @staticmethod
+    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+        (x, kernel, origin, engine, _), (grad,) = args, grads
+        plan, dx = planned(x, kernel, origin, engine), torch.empty_like(x) if needs_grad[0] else None
+        if x.shape[0] == 0:
+            return dx, torch.zeros_like(kernel) if needs_grad[1] else None
+        of_kernel: list[Tensor] = []
+        padded, groups = _padding(x, kernel, plan)
+        outputs = x.new_zeros((*padded.shape[:2], plan.frames, plan.n_fft), dtype=padded.dtype)
+        for group in groups:
+            spectrum = torch.fft.rfft(_load_outputs(outputs, grad, group, plan))
+            if needs_grad[1]:
+                products = _kernel_products(torch.fft.rfft(_load(padded, x, group, plan)), spectrum, plan)
+                of_kernel.append(_kernel_gradient(products, kernel, plan))
+            if dx is not None:
+                factors = kernel_spectrum(kernel, plan, group, padded.dtype).conj()
+                signal = _overlap_add(torch.fft.irfft(_across_frames(spectrum, factors, -1), plan.n_fft), plan)
+                _store(dx, group, signal[..., plan.start : plan.start + x.shape[1]])
+        return dx, torch.cat(of_kernel) if needs_grad[1] else None
 
 
-def frame_values(x: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
-    """`fft_values` with Triton's kernels around the FFTs."""
-    frames, factors = fused_frames.load(x, plan.signal_frames), kernel_spectrum(kernel, plan)
-    if plan.parts == 1:
-        frames = fused_frames.inverse(fused_frames.multiply_packed(fused_frames.transform(frames), factors, False))
-    else:
-        frames = torch.fft.irfft(_across_frames(torch.fft.rfft(frames), factors, 1), plan.n_fft)
-    return fused_frames.store(frames, plan.valid_frames, x.shape[1], x.dtype)
+class FramesOnGPU(FFT):
+    """The same with Triton's kernels around the FFTs, of all channels at once."""
 
+    @staticmethod
+    def serves(x: Tensor, kernel: Tensor, origin: int, engine: str, dilation: int) -> bool:
+        return dilation == 1 and TritonEngine.serves(x, kernel)
 
-def frame_gradients(
-    grad: Tensor, x: Tensor, kernel: Tensor, plan: Plan, needs_grad: Sequence[bool]
-) -> tuple[Tensor | None, Tensor | None]:
-    """`fft_gradients` with Triton's kernels around the FFTs."""
-    frames, factors, dkernel = fused_frames.load(grad, plan.valid_frames), kernel_spectrum(kernel, plan), None
-    signal = fused_frames.load(x, plan.signal_frames) if needs_grad[1] else None
-    if plan.parts == 1:
-        spectrum = fused_frames.transform(frames)
-        if signal is not None:
-            dkernel, spectrum = packed_gradients(fused_frames.transform(signal), spectrum, factors, kernel)
+    @staticmethod
+    def evaluate(x: Tensor, kernel: Tensor, origin: int, engine: str, dilation: int) -> Tensor:
+        plan = planned(x, kernel, origin, engine)
+        frames, factors = fused_frames.load(x, plan.signal_frames), kernel_spectrum(kernel, plan)
+        if plan.parts == 1:
+            frames = fused_frames.inverse(fused_frames.multiply_packed(fused_frames.transform(frames), factors, False))
         else:
-            spectrum = fused_frames.multiply_packed(spectrum, factors, True)
-        frames = fused_frames.inverse(spectrum) if needs_grad[0] else None
-    else:
-        spectrum = torch.fft.rfft(frames)
-        if signal is not None:
-            dkernel = _kernel_gradient(_kernel_products(torch.fft.rfft(signal), spectrum, plan), kernel, plan)
-        frames = torch.fft.irfft(_across_frames(spectrum, factors.conj(), -1), plan.n_fft) if needs_grad[0] else None
-    dx = None if frames is None else fused_frames.store(frames, plan.signal_frames, x.shape[1], x.dtype)
-    return dx, dkernel
+            frames = torch.fft.irfft(_across_frames(torch.fft.rfft(frames), factors, 1), plan.n_fft)
+        return fused_frames.store(frames, plan.valid_frames, x.shape[1], x.dtype)
+
+    @staticmethod
+    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+        x, kernel, origin, engine, _ = args
+        plan, dkernel = planned(x, kernel, origin, engine), None
+        frames, factors = fused_frames.load(grads[0], plan.valid_frames), kernel_spectrum(kernel, plan)
+        signal = fused_frames.load(x, plan.signal_frames) if needs_grad[1] else None
+        if plan.parts == 1:
+            spectrum = fused_frames.transform(frames)
+            if signal is not None:
+                dkernel, spectrum = packed_gradients(fused_frames.transform(signal), spectrum, factors, kernel)
+            else:
+                spectrum = fused_frames.multiply_packed(spectrum, factors, True)
+            frames = fused_frames.inverse(spectrum) if needs_grad[0] else None
+        else:
+            spectrum = torch.fft.rfft(frames)
+            if signal is not None:
+                dkernel = _kernel_gradient(_kernel_products(torch.fft.rfft(signal), spectrum, plan), kernel, plan)
+            spectrum = _across_frames(spectrum, factors.conj(), -1) if needs_grad[0] else spectrum
+            frames = torch.fft.irfft(spectrum, plan.n_fft) if needs_grad[0] else None
+        dx = None if frames is None else fused_frames.store(frames, plan.signal_frames, x.shape[1], x.dtype)
+        return dx, dkernel
 
 
-def packed_gradients(signal: Tensor, grad: Tensor, factors: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of the kernel, and the packed spectrum of the signal's, from the packed spectra of a signal and of a
-    gradient and those of `kernel_spectrum`."""
-    total, spectrum = fused_frames.spectrum_gradients(signal, grad, factors)
-    return fused_frames.inverse(total)[:, 0, : kernel.shape[1]].to(kernel.dtype), spectrum
+class Loops(FFT):
+    """The same by loops in C."""
+
+    @staticmethod
+    def serves(x: Tensor, kernel: Tensor, origin: int, engine: str, dilation: int) -> bool:
+        return dilation == 1 and by_loops(x, kernel)
+
+    @staticmethod
+    def evaluate(x: Tensor, kernel: Tensor, origin: int, engine: str, dilation: int) -> Tensor:
+        return native.convolve(x, kernel, planned(x, kernel, origin, engine).for_loops, None, None)
+
+    @staticmethod
+    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+        x, kernel, origin, engine, _ = args
+        plan = planned(x, kernel, origin, engine).for_loops
+        dx, dtaps, *_ = native.convolve_gradients(grads[0], x, kernel, plan, None, None, *needs_grad[:2])
+        return dx if needs_grad[0] else None, dtaps.to(kernel.dtype) if needs_grad[1] else None
 
 
 def by_loops(x: Tensor, kernel: Tensor) -> bool:
@@ -173,26 +204,11 @@ def by_loops(x: Tensor, kernel: Tensor) -> bool:
     return native.serves(x, kernel) and 4 * x.shape[2] >= native.lanes()
 
 
-def loop_values(
-    x: Tensor, kernel: Tensor, plan: Plan, gate: Tensor | None = None, biases: Tensor | None = None
-) -> Tensor:
-    """`fft_values` by loops in C. gate, biases: Those of a gated unit, as in `native.convolve`."""
-    return native.convolve(x, kernel, plan.for_loops, gate, biases)
-
-
-def loop_gradients(
-    grad: Tensor,
-    x: Tensor,
-    kernel: Tensor,
-    plan: Plan,
-    needs_grad: Sequence[bool],
-    gate: Tensor | None = None,
-    biases: Tensor | None = None,
-) -> tuple[Tensor | None, ...]:
-    """Gradients of `loop_values` with respect to the signal and the kernel, where needed, and to gate and biases."""
-    needed = (needs_grad[0] or gate is not None, needs_grad[1])
-    dx, dtaps, *others = native.convolve_gradients(grad, x, kernel, plan.for_loops, gate, biases, *needed)
-    return dx if needed[0] else None, dtaps.to(kernel.dtype) if needed[1] else None, *others
+def packed_gradients(signal: Tensor, grad: Tensor, factors: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of the kernel, and the packed spectrum of the signal's, from the packed spectra of a signal and of a
+    gradient and those of `kernel_spectrum`."""
+    total, spectrum = fused_frames.spectrum_gradients(signal, grad, factors)
+    return fused_frames.inverse(total)[:, 0, : kernel.shape[1]].to(kernel.dtype), spectrum
 
 
 def _padding(x: Tensor, kernel: Tensor, plan: Plan) -> tuple[Tensor, list[slice]]:
