@@ -31,8 +31,7 @@ from lagwise.mixers.state import (
 )
 
 APART = "LAGWISE_INVARIANT"
-_OF_ROWS = ("real", "recent", "behind")  # tensors with an entry for each row
-_TOKEN_ATTRIBUTES = ("recent", "real")  # of a cache, about the tokens so far; None in models that need none
+_BEFORE_0_4 = ("real", "recent")  # names in saved states of what is now the last of them
 NAMES = ("cache", "past_key_values")
 #: The name in the installed transformers.
 CACHE = next(field.name for field in dataclasses.fields(BaseModelOutputWithPast) if field.name in NAMES)
@@ -77,14 +76,12 @@ class StateLayer:
 
 
 class StreamingCache(Cache):
-    """Mixer states of all layers, and counts of tokens and padding. `generate` may reorder, repeat and select its rows.
+    """States of all layers, and counts of tokens and padding. `generate` may reorder, repeat and select its rows.
 
     Attributes:
         rows: Batch size, None before the first token.
         model: Number of the model that filled the cache, None if unknown.
         seen: Positions processed, including padding.
-        real: Tokens that were not padding, ``(batch,)``; learned positions are numbered by it.
-        recent: State of `NgramEmbedding` and `MatchEmbedding`, ``(batch, columns)``.
         behind: How many positions fewer than ``seen`` each row of a joined batch has, ``(batch,)``; None if none.
         stream: Compiled code that holds the states, if any.
         parts: Caches of single rows, which hold the states where rows are computed apart (`rows_apart`).
@@ -105,8 +102,6 @@ class StreamingCache(Cache):
         states: list[Any] = [StateLayer() for _ in range(layers)]
         super().__init__(layers=states)
         self.seen = 0
-        self.real: Tensor | None = None
-        self.recent: Tensor | None = None
         self.rows: int | None = None
         self.model: int | None = None
         self.behind: Tensor | None = None
@@ -139,7 +134,7 @@ class StreamingCache(Cache):
             layer.stop = None if stream is None else stream.stop
 
     def stop(self) -> None:
-        """Write the states and `recent` back from compiled code."""
+        """Write the states back from compiled code."""
         if self.stream is not None:
             self.stream.stop()
 
@@ -166,11 +161,8 @@ class StreamingCache(Cache):
         else:
             joined.states = [join_states(parts) for parts in zip(*(cache.states for cache in caches), strict=True)]
         joined.model, joined.seen, joined.rows = first.model, seen, sum(cache.rows or 0 for cache in caches)
-        joined.behind = torch.cat([cache._of_rows(cache.behind) + (seen - cache.seen) for cache in caches])
-        if first.real is not None:
-            joined.real = torch.cat([cache._of_rows(cache.real) for cache in caches])
-        if first.recent is not None:
-            joined.recent = torch.cat([cache.recent for cache in caches])  # type: ignore[misc]
+        behind = [torch.full((each.rows or 0,), 0) if each.behind is None else each.behind for each in caches]
+        joined.behind = torch.cat([own + (seen - each.seen) for own, each in zip(behind, caches, strict=True)])
         return joined
 
     def copy(self) -> StreamingCache:
@@ -224,11 +216,6 @@ class StreamingCache(Cache):
         if self.past is not None:
             self.past.clear()
 
-    def _of_rows(self, values: Tensor | None) -> Tensor:
-        """Return ``values``, or a tensor ``(rows,)`` of 0 if they are None."""
-        assert self.rows is not None
-        return torch.full((self.rows,), 0) if values is None else values
-
     @property
     def is_croppable(self) -> bool:
         """Whether `crop` can restore earlier states."""
@@ -265,9 +252,8 @@ class StreamingCache(Cache):
         self.states = [select_rows(state, indices) for state in self.states]
         self.rows = None if self.rows is None else len(indices)
         self.parts = None if self.parts is None else [self.parts[i].copy() for i in indices.tolist()]
-        for name in _OF_ROWS:
-            setattr(self, name, select_rows(getattr(self, name), indices))
         if self.behind is not None:
+            self.behind = select_rows(self.behind, indices)
             surplus = int(self.behind.min())  # not 0 if the longest row was removed
             self.behind = self.behind - surplus
             self.seen -= surplus
@@ -307,8 +293,7 @@ class CarriedStates:
             return self.model.model.new_cache()
         cache = self.caches[stream].copy()
         if self.changes:
-            parts = self.model.model.streamed
-            cache.states = [renewed(state, part.init_state(1)) for state, part in zip(cache.states, parts, strict=True)]
+            cache.states = renewed(tuple(cache.states), self.model.model.init_states(1))
         return cache
 
     def after(self, stream: int, cache: Any) -> None:
@@ -320,13 +305,11 @@ class CarriedStates:
     def tensors(self) -> dict[str, Tensor]:
         """The states with fixed shapes, by name. Continues from this form, whose rounding may differ: what is restored
         then has the same states."""
-        tensors = {}
+        tensors, like = {}, fixed_start(self.model.model.init_states(1))
         for stream, cache in self.caches.items():
-            fixed = tuple(fixed_state(*pair)[0] for pair in zip(cache.states, self._start(), strict=True))
-            tokens = {name: value for name in _TOKEN_ATTRIBUTES if (value := getattr(cache, name)) is not None}
-            self.caches[stream] = self._cache(fixed, tokens)
-            by_name = {**dict(named_tensors(fixed)), **tokens}
-            tensors |= {f"{stream}:{name}": tensor.contiguous() for name, tensor in by_name.items()}
+            fixed, _ = fixed_state(tuple(cache.states), like)
+            self.caches[stream] = self._cache(fixed)
+            tensors |= {f"{stream}:{name}": tensor.contiguous() for name, tensor in named_tensors(fixed)}
         return tensors
 
     @torch.no_grad()
@@ -336,22 +319,16 @@ class CarriedStates:
         for name, tensor in saved.items():
             stream, _, rest = name.partition(":")
             streams.setdefault(int(stream), {})[rest] = tensor
-        self.caches, like = {}, self._start()
+        self.caches, like = {}, fixed_start(self.model.model.init_states(1))
         expected = dict(named_tensors(like))
         for number, tensors in streams.items():
-            own = [tensors[name] for name in expected if name in tensors]
+            own = [tensors[name] for name in (*expected, *_BEFORE_0_4) if name in tensors]
             if [t.shape for t in own] != [t.shape for t in expected.values()]:
                 raise ValueError("these states are of another model")
-            self.caches[number] = self._cache(rebuilt(like, iter(own)), tensors)
+            self.caches[number] = self._cache(rebuilt(like, iter(own)))
 
-    def _start(self) -> tuple[Any, ...]:
-        return tuple(fixed_start(part.init_state(1)) for part in self.model.model.streamed)
-
-    def _cache(self, fixed: tuple[Any, ...], tokens: Mapping[str, Tensor]) -> StreamingCache:
-        """A cache of states with fixed shapes, and of tensors about the tokens."""
-        cache, parts = self.model.model.new_cache(), self.model.model.streamed
-        cache.states = [
-            eager_state(each, part.init_state(1), iter(())) for each, part in zip(fixed, parts, strict=True)
-        ]
-        vars(cache).update({name: tokens.get(name) for name in _TOKEN_ATTRIBUTES})
+    def _cache(self, fixed: tuple[Any, ...]) -> StreamingCache:
+        """A cache of states with fixed shapes."""
+        cache = self.model.model.new_cache()
+        cache.states = eager_state(fixed, self.model.model.init_states(1), iter(()))
         return cache

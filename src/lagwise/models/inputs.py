@@ -114,21 +114,20 @@ def _from_positions(position_ids: Tensor | None, attention_mask: Tensor | None) 
 
 
 def token_positions(
-    batch: int, length: int, layout: Layout, cache: StreamingCache | None, device: torch.device
-) -> Tensor:
-    """Return positions ``(batch, length)`` among the real tokens of a text, or of each document of a packed row.
-    Padding has the position of the token before it, or 0. A cache counts on."""
+    batch: int, length: int, layout: Layout, device: torch.device, before: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Positions ``(batch, length)`` among the real tokens of a text, of which there were ``before (batch,)``, or of each
+    document of a packed row, and the number of real tokens so far. Padding has the position of the token before it, or
+    0."""
     if layout.mask is None:
         positions = torch.arange(length, device=device).expand(batch, length)
     else:
         positions = layout.mask.long().cumsum(dim=1) - 1
-    if cache is not None:
-        positions = positions if cache.real is None else positions + cache.real[:, None]
-        cache.real = positions[:, -1] + 1
-    positions = positions.clamp(min=0)
-    if layout.seq_idx is None:
-        return positions
-    return positions - torch.where(document_starts(layout.seq_idx), positions, 0).cummax(dim=1).values
+    positions = positions if before is None else positions + before[:, None]
+    count, positions = positions[:, -1] + 1, positions.clamp(min=0)
+    if layout.seq_idx is not None:
+        positions = positions - torch.where(document_starts(layout.seq_idx), positions, 0).cummax(dim=1).values
+    return positions, count
 
 
 def current_mask(attention_mask: Tensor, batch: int, length: int) -> Tensor:

@@ -34,7 +34,7 @@ from lagwise.models.inputs import (
     token_positions,
 )
 from lagwise.models.layer import LagwiseLayer, own_weights, run_streamed
-from lagwise.models.ngrams import ContextEmbedding, MatchEmbedding, NgramEmbedding, embed_context, no_context
+from lagwise.models.ngrams import ContextEmbedding, MatchEmbedding, NgramEmbedding, embed_context
 from lagwise.models.remote_code import LoadedSafely
 from lagwise.models.sharded import require_shards, require_whole_layers
 from lagwise.ops import Layout
@@ -227,15 +227,29 @@ class LagwiseModel(LagwisePreTrainedModel):
         """Unique number of this model, which its caches carry."""
         return self._number.value
 
-    @property
-    def streamed(self) -> list[Any]:
-        """The parts that have a state, in order: the blocks, and the final norm if it is one over time."""
+    def init_states(self, batch: int) -> tuple[Any, ...]:
+        """The states before the first token, in the order of a cache: of the blocks, of the final norm if it is one over
+        time, then, where the model needs them, the number of real tokens so far and what embeddings know of the last
+        ones."""
         layers: list[Any] = list(self.layers)
-        return [*(layer.block for layer in layers), *([self.norm] if isinstance(self.norm, Mixer) else [])]
+        streamed = [*(layer.block for layer in layers), *([self.norm] if isinstance(self.norm, Mixer) else [])]
+        tokens = [(torch.zeros(batch, *shape, dtype=torch.long, device=self.device),) for shape in self._of_tokens]
+        return *(part.init_state(batch) for part in streamed), *tokens
+
+    @property
+    def _of_tokens(self) -> list[tuple[int, ...]]:
+        """Shapes of the states about tokens, for one row."""
+        counts = [()] if self.config.position_embedding != "none" else []
+        context = self.context_embeddings
+        return [*counts, *([(sum(each.state_size for each in context),)] if context else [])]
+
+    @property
+    def _state_count(self) -> int:
+        return len(self.layers) + isinstance(self.norm, Mixer) + len(self._of_tokens)
 
     def new_cache(self) -> StreamingCache:
         """Create a cache before the first token."""
-        return StreamingCache(len(self.streamed))
+        return StreamingCache(self._state_count)
 
     @can_return_tuple
     def forward(
@@ -323,7 +337,6 @@ class LagwiseModel(LagwisePreTrainedModel):
 
     def _cache(self, cache: Any, use_cache: bool | None, batch: int, seq_idx: Tensor | None) -> StreamingCache | None:
         """The cache to continue from, or a new one if it is wanted. ValueError if rows cannot continue it."""
-        states, blocks = len(self.streamed), len(self.layers)
         if cache is None:
             if self.gradient_checkpointing and self.training:  # recomputing a block would advance its state twice
                 return None
@@ -335,6 +348,7 @@ class LagwiseModel(LagwisePreTrainedModel):
             cache = self.new_cache()
         if seq_idx is not None:
             raise ValueError("packed rows (seq_idx) cannot be streamed; pass use_cache=False")
+        states, blocks = self._state_count, len(self.layers)
         if isinstance(cache, StreamingCache) and cache.rows is None and len(cache.layers) == blocks:
             cache.layers.extend(StreamingCache(states - blocks).layers)  # a cache for the blocks alone
         if not isinstance(cache, StreamingCache) or len(cache.layers) != states:
@@ -397,7 +411,7 @@ class LagwiseModel(LagwisePreTrainedModel):
                 states.append(h)
             h = layer(h, layout, None if cache is None else cache.layers[i])
         if isinstance(self.norm, Mixer):
-            cached: Any = None if cache is None else cache.layers[-1]
+            cached: Any = None if cache is None else cache.layers[len(self.layers)]
             states.append(run_streamed(self.norm, h, layout, cached, self._norm_weights))
         else:
             states.append(normed(self.norm, h, layout.mask))
@@ -438,7 +452,11 @@ class LagwiseModel(LagwisePreTrainedModel):
             inputs = self.embed_tokens.weight[0].numel()
             return h + grid_sinusoids(layout, h, rms=self.config.initializer_range * inputs**0.5)
         whole, length = (layout, h.shape[1]) if layout.shard is None else (layout.shard.whole, layout.shard.length)
-        positions = token_positions(h.shape[0], length, whole, cache, h.device)
+        counted: Any = None if cache is None else cache.layers[-len(self._of_tokens)]
+        before = None if counted is None or counted.state is None else counted.state[0]
+        positions, count = token_positions(h.shape[0], length, whole, h.device, before)
+        if counted is not None:
+            counted.state = (count,)
         positions = positions if layout.shard is None else layout.shard.own(positions)
         if self.embed_positions is not None:
             return h + self.embed_positions(positions)
@@ -455,12 +473,13 @@ class LagwiseModel(LagwisePreTrainedModel):
         if not (embeddings := self.context_embeddings):
             return h
         assert input_ids is not None  # `_embed` has checked it
-        earlier = None if cache is None else cache.recent
-        if cache is not None and earlier is None:
-            earlier = no_context(embeddings, h.shape[0], h.device)
+        if cache is None:
+            return h + self._scaled(embed_context(embeddings, input_ids, layout, None)[0])
+        recent = cache.layers[-1]
+        new = torch.zeros(h.shape[0], *self._of_tokens[-1], dtype=torch.long, device=h.device)
+        (earlier,) = (new,) if recent.state is None else recent.state
         context, later = embed_context(embeddings, input_ids, layout, earlier)
-        if cache is not None:
-            cache.recent = later
+        recent.state = (later,)
         return h + self._scaled(context)
 
     def _check_length(self, batch: int, length: int, whole: Layout, cache: StreamingCache | None) -> None:
@@ -469,7 +488,7 @@ class LagwiseModel(LagwisePreTrainedModel):
             return
         total = length + (0 if cache is None else cache.seen)
         if whole.seq_idx is not None:  # documents have individual lengths
-            total = int(token_positions(batch, length, whole, None, whole.seq_idx.device).max()) + 1
+            total = int(token_positions(batch, length, whole, whole.seq_idx.device)[0].max()) + 1
         if total > limit:
             raise ValueError(f"this model takes at most {limit} tokens, got {total}")
 

@@ -199,11 +199,6 @@ def _rows(
     return shard.own(embedding.rows(shard.gathered(ids), shard.whole, None)[0]), None
 
 
-def no_context(embeddings: Sequence[ContextEmbedding], batch: int, device: torch.device) -> Tensor:
-    """Create ``earlier`` of several embeddings for the start of texts."""
-    return torch.zeros(batch, sum(each.state_size for each in embeddings), dtype=torch.long, device=device)
-
-
 def _entry(numbers: Tensor, followers: Tensor) -> Tensor:
     """Pack the hash of n tokens and the token that came next into an entry of the table."""
     return numbers * _FOLLOWERS + followers
@@ -238,7 +233,7 @@ def _positions(ids: Tensor, layout: Layout) -> Tensor | None:
     """Return positions of ids in the documents of packed rows."""
     if layout.seq_idx is None:
         return None
-    return token_positions(ids.shape[0], ids.shape[1], Layout(seq_idx=layout.seq_idx), None, ids.device)
+    return token_positions(ids.shape[0], ids.shape[1], Layout(seq_idx=layout.seq_idx), ids.device)[0]
 
 
 def _numbers(tokens: Tensor, sizes: list[int], positions: Tensor | None) -> list[Tensor]:

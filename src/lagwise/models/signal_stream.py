@@ -325,14 +325,11 @@ class SignalStep(StreamingStep):
     def forward(self, samples: Tensor, state: Mapping[Any, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         stream, tensors = self.stream, list(state.values())
         stream.reset()
-        self._fill(stream.cache, rebuilt(self._tree, iter(tensors)))
+        stream.cache.states = rebuilt(self._tree, iter(tensors))
         own = tensors[len(tensors) - len(stream.carried) :]
         vars(stream).update(zip(stream.carried, own, strict=True), _early=0)
         outputs = stream._step(samples)
-        return outputs.reshape(self.shape), {
-            **dict(named_tensors(self._cached_states(stream.cache))),
-            **self._carried(),
-        }
+        return outputs.reshape(self.shape), {**dict(named_tensors(tuple(stream.cache.states))), **self._carried()}
 
     def _carried(self) -> dict[str, Tensor]:
         return {name.strip("_"): getattr(self.stream, name) for name in self.stream.carried}
