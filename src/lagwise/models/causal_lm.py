@@ -188,10 +188,6 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
             self(ids, attention_mask=seen, cache=cache, use_cache=True, logits_to_keep=1)
             cache.crop(0)
 
-    def targets(self, labels: Tensor) -> Tensor:
-        """Shift labels: the target of a token is the token that follows it."""
-        return F.pad(labels, (0, 1), value=-100)[:, 1:]
-
     @staticmethod
     def _several(inputs: dict[str, Any]) -> bool:
         """Whether inputs are not just a row without padding."""
@@ -275,15 +271,13 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
             labels = labels if shard is None else shard.gathered(labels)
             if seq_idx is not None:  # a document's first token does not follow another document
                 labels, num_items_in_batch = _without_starts(labels, seq_idx, num_items_in_batch)
+            targets = F.pad(labels, (0, 1), value=-100)[:, 1:]
             if shard is not None:
-                labels = self.targets(labels)
-                targets = shard.own(labels).contiguous()
-                num_items_in_batch = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
+                num_items_in_batch = (targets != -100).sum() if num_items_in_batch is None else num_items_in_batch
+                targets = shard.own(targets)
         elif seq_idx is not None and self.training and torch.is_grad_enabled():
             warnings.warn(_LOSS_ELSEWHERE, stacklevel=2)
-        loss, logits = self.loss_and_logits(
-            hidden, labels, num_items_in_batch, skip_logits=skip_logits, shift_labels=targets
-        )
+        loss, logits = self.loss_and_logits(hidden, labels, targets, num_items_in_batch, skip_logits=skip_logits)
         return CausalLMOutput(loss=loss, logits=logits, hidden_states=out.hidden_states, **{CACHE: getattr(out, CACHE)})
 
 

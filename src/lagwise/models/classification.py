@@ -18,7 +18,7 @@ from lagwise.models.heads import Head, pool, pool_pairs, pooled_size
 from lagwise.models.linear.convolutions import ConvolutionState
 from lagwise.models.linear.modeling import LinearModel, build_features, linear_logits
 from lagwise.models.modeling import LagwiseModelOutput
-from lagwise.ops.operation import exporting, traced
+from lagwise.ops.operation import exporting, surely
 from lagwise.tables import check_integer
 
 
@@ -173,10 +173,7 @@ class LagwiseForSequenceClassification(WideHead):
         if self.config.problem_type == "regression":
             wide = torch.promote_types(logits.dtype, torch.float32)  # numbers far from 0 have few digits in bfloat16
             logits = logits.to(wide) * self.config.label_std + self.config.label_mean
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
-        return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
+        return self.answered(SequenceClassifierOutput, out, logits, labels, pooled_logits=logits)
 
 
 class LagwiseForTokenClassification(Head):
@@ -216,12 +213,8 @@ class LagwiseForTokenClassification(Head):
         inputs = input_ids, attention_mask, token_type_ids, inputs_embeds, input_values, pixel_values
         out = self.read(*inputs, seq_idx=seq_idx, position_ids=position_ids, **kwargs)
         logits = self.classifier(self.dropout(out.last_hidden_state))
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(
-                logits=logits, labels=labels, config=self.config, num_items_in_batch=num_items_in_batch
-            )
-        return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
+        of_loss = {"logits": logits, "num_items_in_batch": num_items_in_batch}
+        return self.answered(TokenClassifierOutput, out, logits, labels, **of_loss)
 
 
 class LagwiseForImageClassification(WideHead):
@@ -264,13 +257,10 @@ class LagwiseForImageClassification(WideHead):
     ) -> ImageClassifierOutput:
         out = self.read(pixel_values=pixel_values, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs)
         pooled = pool(out.last_hidden_state, self.config.pooling, mask=attention_mask)
-        if self.wide is not None and attention_mask is not None and not traced() and not attention_mask.all():
+        if self.wide is not None and attention_mask is not None and surely(lambda: not attention_mask.all()):
             raise ValueError("a wide part reads whole images, got an attention_mask with padding")
         logits = self.answer(pooled, self.beside(pixel_values))
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
-        return ImageClassifierOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
+        return self.answered(ImageClassifierOutput, out, logits, labels, pooled_logits=logits)
 
 
 M = TypeVar("M", bound=WideHead)

@@ -22,9 +22,9 @@ from lagwise.models.cache import CACHE, NAMES, EitherName, StreamingCache, eithe
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.embeddings import INPUTS, ValueInput, check_finite, grid_sinusoids, sinusoids
 from lagwise.models.inputs import (
+    check_ids,
     check_precision,
     check_shard,
-    check_types,
     check_whole,
     current_mask,
     document_numbers,
@@ -38,7 +38,7 @@ from lagwise.models.ngrams import ContextEmbedding, MatchEmbedding, NgramEmbeddi
 from lagwise.models.remote_code import LoadedSafely
 from lagwise.models.sharded import require_shards, require_whole_layers
 from lagwise.ops import Layout
-from lagwise.ops.operation import device_check, exporting, in_graph, symbolic, traced
+from lagwise.ops.operation import device_check, exporting, in_graph, surely, symbolic, traced
 from lagwise.ops.packing import tokens_last
 from lagwise.ops.shards import Shard
 from lagwise.tables import build, known
@@ -228,9 +228,9 @@ class LagwiseModel(LagwisePreTrainedModel):
         return self._number.value
 
     def init_states(self, batch: int) -> tuple[Any, ...]:
-        """The states before the first token, in the order of a cache: of the blocks, of the final norm if it is one over
-        time, then, where the model needs them, the number of real tokens so far and what embeddings know of the last
-        ones."""
+        """The states before the first token, in the order of a cache: of the blocks, of the final norm if it is one
+        over time, then, where the model needs them, the number of real tokens so far and what embeddings know of the
+        last ones."""
         layers: list[Any] = list(self.layers)
         streamed = [*(layer.block for layer in layers), *([self.norm] if isinstance(self.norm, Mixer) else [])]
         tokens = [(torch.zeros(batch, *shape, dtype=torch.long, device=self.device),) for shape in self._of_tokens]
@@ -306,7 +306,10 @@ class LagwiseModel(LagwisePreTrainedModel):
             raise ValueError("inputs by_row needs one series in each row, got packed rows (seq_idx, cu_seqlens)")
         cache = self._cache(cache, use_cache, batch, seq_idx)
         if token_type_ids is not None and self.embed_types is not None:
-            check_types(token_type_ids, self.embed_types.num_embeddings, batch, length)
+            if token_type_ids.shape != (batch, length):
+                got = tuple(token_type_ids.shape)
+                raise ValueError(f"token_type_ids must be (batch, length) = {(batch, length)}, got {got}")
+            check_ids("token_type_ids", token_type_ids, self.embed_types.num_embeddings)
         mask = None if attention_mask is None else current_mask(attention_mask, batch, length)
         shard, whole = None, Layout(mask, seq_idx)
         if group is not None:
@@ -318,7 +321,7 @@ class LagwiseModel(LagwisePreTrainedModel):
             cache.stop()
             cache.record()
             cache.rows, cache.model = batch, self.number
-            if mask is not None and not traced() and mask.all():  # on a GPU, layers would each wait to read this
+            if mask is not None and surely(mask.all):  # on a GPU, layers would each wait to read this
                 mask = None
         layout = Layout(mask, seq_idx, token_time=token_time, grid=grid, shard=shard)
         order = self._padding_first(layout, cache)
@@ -367,12 +370,13 @@ class LagwiseModel(LagwisePreTrainedModel):
             if layout.shard.whole.has_holes:
                 raise ValueError("rows that are split between processes cannot have padding between tokens of a text")
             return None
-        if traced() and cache is not None and cache.seen:
+        unknown = traced()
+        if unknown and cache is not None and cache.seen:
             device_check(mask.all, "padding after the first token of a stream, in a compiled model")
             return None
         if cache is not None:
-            return tokens_last(mask) if traced() or (mask[:, 1:] < mask[:, :-1]).any() else None
-        if traced() or (mask.device.type != "cpu" and self._layers_are_compiled()):
+            return tokens_last(mask) if unknown or (mask[:, 1:] < mask[:, :-1]).any() else None
+        if unknown or (mask.device.type != "cpu" and self._layers_are_compiled()):
             layout.require_no_holes()
             return None
         return tokens_last(mask) if layout.has_holes else None

@@ -14,7 +14,7 @@ from lagwise.mixers.derived import frozen
 from lagwise.mixers.state import eager_state, fixed_start, fixed_state, named_tensors, rebuilt
 from lagwise.models.cache import StreamingCache
 from lagwise.models.heads import VocabularyHead
-from lagwise.models.inputs import check_vocabulary
+from lagwise.models.inputs import check_ids
 from lagwise.ops.streaming import OnlineFollower
 
 #: Maps the last tokens ``(batch,)`` to logits ``(batch, vocab_size)``, and updates its own state tensors.
@@ -153,8 +153,7 @@ class InPlaceStep:
             if self._weights != _versions(model) and not self.use(model, StreamingStep(model, online=True)):
                 return None
             stream = InPlaceStream(self, cache)
-        if ids.device.type == "cpu":  # on other devices the host would wait for the values
-            check_vocabulary(ids, model.config.vocab_size)
+        check_ids("input_ids", ids, model.config.vocab_size)
         return stream.step(ids[:, 0].long().contiguous())  # dtype and layout of the example inputs
 
 
