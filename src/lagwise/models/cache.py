@@ -29,7 +29,7 @@ from lagwise.mixers.state import (
     select_rows,
 )
 
-_BEFORE_0_4 = ("real", "recent")  # names in saved states of what is now the last of them
+_FORMER = ("real", "recent")  # names in saved states of what is now the last of them
 NAMES = ("cache", "past_key_values")
 #: The name in the installed transformers.
 CACHE = next(field.name for field in dataclasses.fields(BaseModelOutputWithPast) if field.name in NAMES)
@@ -294,7 +294,7 @@ class CarriedStates:
         self.caches, like = {}, fixed_start(self.model.model.init_states(1))
         expected = dict(named_tensors(like))
         for number, tensors in streams.items():
-            own = [tensors[name] for name in (*expected, *_BEFORE_0_4) if name in tensors]
+            own = [tensors[name] for name in (*expected, *_FORMER) if name in tensors]
             if [t.shape for t in own] != [t.shape for t in expected.values()]:
                 raise ValueError("these states are of another model")
             self.caches[number] = self._cache(rebuilt(like, iter(own)))

@@ -59,7 +59,6 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         if config.input_name != "tokens":
             raise ValueError(f"a language model reads tokens, got inputs={config.inputs!r}; that is for classifiers")
         super().__init__(config, transform="none", bias=False)
-        self._steps = _Steps()
 
     def compile_step(
         self, batch_size: int | None = 1, *, cached: bool = False, report: Callable[[str], None] | None = None
@@ -95,14 +94,15 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
             self._steps[batch_size] = step
         return step is not None
 
-    def _compiled(self, rows: int) -> Any:
-        """Compiled step for this batch size or for any; None if there is none."""
-        return self._steps.get(rows, self._steps.get(None))
+    @property
+    def _steps(self) -> dict[Any, Any]:
+        """Compiled steps by batch size, None for any."""
+        return self.model._own.steps
 
     def next_logits(self, input_ids: Tensor, cache: StreamingCache) -> Tensor:
         """Compute logits ``(batch, vocab_size)`` of the next token after input_ids ``(batch, length)``, which follow
         the tokens that a cache has seen. Uses the compiled step if there is one, with less overhead than `forward`."""
-        step = self._compiled(len(input_ids))
+        step = self._steps.get(len(input_ids), self._steps.get(None))
         logits = None if step is None else step.follow(self, input_ids, cache)
         if logits is None:
             logits = self(input_ids, cache=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
@@ -211,8 +211,8 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
         inputs |= {"inputs_embeds": inputs_embeds, "cache": cache, "use_cache": use_cache}
         inputs |= {"seq_idx": seq_idx, "cu_seqlens": cu_seqlens, "position_ids": position_ids, **kwargs}
-        step = None if input_ids is None or not self._steps else self._compiled(len(input_ids))
-        if step is not None:
+        steps = self._steps
+        if input_ids is not None and steps and (step := steps.get(len(input_ids), steps.get(None))) is not None:
             logits = step.answer(self, {**inputs, "labels": labels, "logits_to_keep": logits_to_keep})
             if logits is not None:
                 return CausalLMOutput(logits=logits, **{CACHE: cache})
@@ -238,16 +238,6 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
             warnings.warn(_LOSS_ELSEWHERE, stacklevel=2)
         loss, logits = self.loss_and_logits(hidden, labels, targets, num_items_in_batch, skip_logits=skip_logits)
         return CausalLMOutput(loss=loss, logits=logits, hidden_states=out.hidden_states, **{CACHE: getattr(out, CACHE)})
-
-
-class _Steps(dict[Any, Any]):
-    """Compiled steps of one model, by batch size. Copies of the model have none."""
-
-    def __deepcopy__(self, memo: Any) -> _Steps:
-        return _Steps()
-
-    def __reduce__(self) -> Any:
-        return _Steps, ()
 
 
 def _without_starts(labels: Tensor, seq_idx: Tensor, counted: Any) -> tuple[Tensor, Any]:

@@ -52,14 +52,17 @@ _FINAL_NORMS: dict[str, type[nn.Module]] = {**NORMS, "timestep": TimestepNorm}
 _numbers = itertools.count()
 
 
-class _Number:
-    """Unique number of a model, which its caches carry; copies get another number."""
+class _Own:
+    """What copies of a model do not share: its number, which caches carry, and its compiled steps by batch size."""
 
     def __init__(self) -> None:
-        self.value = next(_numbers)
+        self.number, self.steps = next(_numbers), dict[Any, Any]()
 
-    def __deepcopy__(self, memo: Any) -> _Number:
-        return _Number()
+    def __deepcopy__(self, memo: Any) -> _Own:
+        return _Own()
+
+    def __reduce__(self) -> Any:
+        return _Own, ()
 
 
 class LagwisePreTrainedModel(LoadedSafely, PreTrainedModel):
@@ -205,7 +208,7 @@ class LagwiseModel(LagwisePreTrainedModel):
         self._norm_weights = own_weights(self.norm)
         self.gradient_checkpointing = False
         self._sequence_group: Any = None
-        self._number = _Number()
+        self._own = _Own()
         if config.rate != 1:
             set_rate(self, config)
         self._timed = isinstance(self.embed_tokens, ValueInput) and self.embed_tokens.timed
@@ -225,7 +228,7 @@ class LagwiseModel(LagwisePreTrainedModel):
     @property
     def number(self) -> int:
         """Unique number of this model, which its caches carry."""
-        return self._number.value
+        return self._own.number
 
     def init_states(self, batch: int) -> tuple[Any, ...]:
         """The states before the first token, in the order of a cache: of the blocks, of the final norm if it is one
