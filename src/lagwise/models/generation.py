@@ -19,7 +19,6 @@ from transformers import PreTrainedTokenizerBase
 
 from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.inputs import check_prompt_length
-from lagwise.models.session import StreamingSession
 from lagwise.ops.constants import moved
 from lagwise.tables import check_integer
 from lagwise.text import split_text
@@ -139,24 +138,26 @@ def generate_text(
     return "".join(writer.texts)
 
 
+@torch.inference_mode()
 def sampled(model: LagwiseForCausalLM, ids: Tensor | Sequence[int], rule: Sampling) -> Iterator[int]:
     """Yield up to ``rule.max_tokens`` tokens that continue ids ``(length,)``, until the end of the document.
     FloatingPointError if the logits are no numbers, as those of a model whose training has diverged."""
     seed = int(torch.randint(2**62, (), device="cpu")) if rule.seed is None else rule.seed
-    numbers, ends, session = random.Random(seed), end_tokens(model), StreamingSession(model, prefill_chunk=PREFILL)
-    handle = session.add(ids)
+    rules, ends, cache, logits = [(rule, random.Random(seed))], end_tokens(model), model.model.new_cache(), None
+    for chunk in torch.as_tensor(ids, device=model.device)[None].split(PREFILL, dim=1):
+        logits = model.next_logits(chunk, cache)
     for left in range(rule.max_tokens or MAX_NEW_TOKENS, 0, -1):
-        (token,) = draw(session.logits, [(rule, numbers)])
+        assert logits is not None
+        (token,) = draw(logits, rules)
         if token < 0:
             raise FloatingPointError(NO_NUMBERS)
         yield token
         if token in ends:
             return
         if left > 1:
-            session.step({handle: token})
+            logits = model.next_logits(moved(torch.tensor([[token]], device="cpu"), model.device), cache)
 
 
-@torch.inference_mode()
 def draw(logits: Tensor, rules: Sequence[tuple[Sampling, random.Random]]) -> list[int]:
     """Choose one token per row: the most likely one, or a sample by temperature and ``top_p``.
 
