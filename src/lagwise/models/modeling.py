@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,7 @@ from lagwise.models.inputs import (
     token_positions,
 )
 from lagwise.models.layer import LagwiseLayer, own_weights, run_streamed
-from lagwise.models.ngrams import ContextEmbedding, MatchEmbedding, NgramEmbedding, embed_context
+from lagwise.models.ngrams import ContextEmbedding, MatchEmbedding, NgramEmbedding, embed_context, resized
 from lagwise.models.remote_code import LoadedSafely
 from lagwise.models.sharded import require_shards, require_whole_layers
 from lagwise.ops import Layout
@@ -109,11 +109,14 @@ class LagwisePreTrainedModel(LoadedSafely, PreTrainedModel):
         return super().get_correct_attn_implementation(chosen, is_init_check)
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
-        """Resize as in transformers, and resize the embeddings of matches too."""
+        """Resize as in transformers, and resize the other embeddings of ids too."""
         embedding = super().resize_token_embeddings(*args, **kwargs)
-        matches: Any = self.base_model.embed_matches
-        if matches is not None:
-            matches.resize(embedding.num_embeddings, self.config.initializer_range)
+        model: Any = self.base_model
+        count, std = embedding.num_embeddings, self.config.initializer_range
+        if model.embed_matches is not None:
+            model.embed_matches.resize(count, std)
+        if model.embed_blocks is not None:
+            model.embed_blocks = resized(model.embed_blocks, count, std)
         return embedding
 
     @torch.no_grad()
@@ -203,6 +206,11 @@ class LagwiseModel(LagwisePreTrainedModel):
         self.layers = nn.ModuleList(
             LagwiseLayer(config, config.stochastic_depth * (i + 1) / count) for i in range(count)
         )
+        blocks = [cast(Any, layer).block for layer in self.layers]
+        self._more = [size * (getattr(block, "inputs", 1) - 1) for block in blocks]  # channels of each layer's input
+        if any(self._more) and config.input_name != "tokens":
+            raise ValueError(f"block_embeddings of a chain need inputs 'tokens', got {config.input_name!r}")
+        self.embed_blocks = nn.Embedding(config.vocab_size, sum(self._more)) if any(self._more) else None
         norm = {"name": config.norm} if isinstance(config.norm, str) else config.norm
         self.norm: nn.Module = build(_FINAL_NORMS, norm, config.hidden_size, what="norm", causal=config.causal)
         self._norm_weights = own_weights(self.norm)
@@ -405,17 +413,23 @@ class LagwiseModel(LagwisePreTrainedModel):
         h = self._with_context(self._with_positions(h, layout, cache), ids, layout, cache)
         if self.embed_types is not None:
             h = h + self.embed_types(h.new_zeros(1, dtype=torch.long) if types is None else types)  # 0 as in BERT
+        more = None
+        if self.embed_blocks is not None:
+            assert ids is not None  # `_embed` has checked it
+            more = self.dropout(self._scaled(self.embed_blocks(ids)))
         h, positions, compiled = self.dropout(h), None, self._layers_are_compiled()
         whole = not (self.training and self.config.stochastic_depth)  # which drops whole rows
         if whole and cache is None and not traced() and not compiled and layout.compact is not None:
             positions, layout = layout.compact
-            h = h.flatten(0, 1).index_select(0, positions)[None]
+            h, more = (None if t is None else t.flatten(0, 1).index_select(0, positions)[None] for t in (h, more))
         if layout.seq_idx is not None and layout.shard is None and (in_graph() or compiled):
             layout.group_for_graphs()
+        of_layers = [None] * len(self.layers) if more is None else more.split(self._more, 2)
         states = []
         for i, layer in enumerate(self.layers):
             if every:
                 states.append(h)
+            h = h if (own := of_layers[i]) is None else torch.cat([h, own], 2)
             h = layer(h, layout, None if cache is None else cache.layers[i])
         if isinstance(self.norm, Mixer):
             cached: Any = None if cache is None else cache.layers[len(self.layers)]
@@ -434,9 +448,10 @@ class LagwiseModel(LagwisePreTrainedModel):
             raise ValueError(f"give exactly one of {expected} and inputs_embeds, got {' and '.join(given) or 'none'}")
         x: Any = inputs[given[0]]
         if given == ["inputs_embeds"]:
-            if self.context_embeddings:
+            if self.context_embeddings or self.embed_blocks is not None:
                 raise ValueError(
-                    "n-grams and matches of tokens need input_ids (ngram_sizes, match_sizes), not inputs_embeds"
+                    "n-grams, matches and embeddings of blocks need input_ids (ngram_sizes, match_sizes, "
+                    "block_embeddings), not inputs_embeds"
                 )
             if x.dim() != 3 or x.shape[2] != self.config.hidden_size:
                 raise ValueError(

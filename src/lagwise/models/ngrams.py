@@ -130,15 +130,9 @@ class MatchEmbedding(nn.Module):
         later = None if table is None else torch.cat([tokens[:, length:], table.flatten(1)], 1)
         return followers.transpose(1, 2), later
 
-    @torch.no_grad()
     def resize(self, vocab_size: int, std: float) -> None:
-        """Change the number of token ids. Rows of new ids begin as normal numbers with a standard deviation."""
-        old, rows = self.table.weight, (vocab_size + 1) * len(self.sizes)
-        if rows == len(old):  # keeps the parameter, which an optimizer may hold
-            return
-        new = old.new_empty(rows, old.shape[1]).normal_(std=std)
-        new[: len(old)] = old[:rows]
-        self.table = nn.Embedding.from_pretrained(new, freeze=not old.requires_grad)
+        """Change the number of token ids, as `resized`."""
+        self.table = resized(self.table, (vocab_size + 1) * len(self.sizes), std)
 
     def _next(self, numbers: Tensor, last: Tensor, real: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
         """`_all` for one token."""
@@ -176,6 +170,17 @@ class MatchEmbedding(nn.Module):
 
 
 ContextEmbedding = NgramEmbedding | MatchEmbedding
+
+
+@torch.no_grad()
+def resized(table: nn.Embedding, rows: int, std: float) -> nn.Embedding:
+    """An embedding of another number of ids. Rows of new ids begin as normal numbers with a standard deviation."""
+    old = table.weight
+    if rows == len(old):  # keeps the parameter, which an optimizer may hold
+        return table
+    new = old.new_empty(rows, old.shape[1]).normal_(std=std)
+    new[: len(old)] = old[:rows]
+    return nn.Embedding.from_pretrained(new, freeze=not old.requires_grad)
 
 
 def embed_context(
