@@ -25,7 +25,7 @@ from torch import nn
 
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, StreamingCache
 from lagwise.models.export import EXPORTS, ExportedStep
-from lagwise.models.generation import sampled
+from lagwise.models.generation import Sampling, sampled
 from lagwise.models.step import StreamingStep
 from lagwise.process import keep_freed_memory
 from lagwise.training.recipe import load_recipe
@@ -102,7 +102,7 @@ def tokens_per_second(model: Any, step: Path) -> dict[str, Any]:
         model.generate(ids[:, :1], max_new_tokens=TURN, **options)
 
     def generated() -> None:
-        for _ in sampled(model, ids[:, :1], TURN, 0.8, 0.95):
+        for _ in sampled(model, ids[0, :1], Sampling(TURN, 0.8, 0.95)):
             pass
 
     def onnx() -> None:

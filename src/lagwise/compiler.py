@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from lagwise.cache import default_cache, make_private, require_private
+from lagwise.files import file_digest
 
 T = TypeVar("T")
 
@@ -59,30 +60,32 @@ def load_compiled(
     sources: Sequence[Path], compiler: Sequence[str], flags: Sequence[str], bind: Callable[[ctypes.CDLL], T]
 ) -> T:
     """Compile C files, given with the headers that they include, to a shared library, and return ``bind`` of it. The
-    library is kept in the cache, under a name made of sources, command, compiler and processor, next to the digest of
-    its content, and loaded from there if that is correct and both pass `require_private`; otherwise it is compiled
+    library is kept in the cache, under a name made of sources, command, compiler and processor, and of the digest of
+    its content, and loaded from there if that is correct and it passes `require_private`; otherwise it is compiled
     again, or with a warning for this process alone. RuntimeError if the compiler fails; OSError if its result does not
     load."""
     command = [*compiler, *flags, *(str(source) for source in sources if source.suffix in (".c", ".cpp"))]
-    library, problem = None, None
+    kept: Path | None = None
     try:
-        library = _cache() / f"{_name(sources, command)}.so"
-        if _as_recorded(library):
-            with suppress(OSError, AttributeError):
-                return bind(ctypes.CDLL(str(library)))
-        folder = tempfile.TemporaryDirectory(dir=library.parent)
+        kept, name = _cache(), _name(sources, command)
+        for library in kept.glob(f"{name}-*.so"):
+            if _is_own(library):
+                with suppress(OSError, AttributeError):
+                    return bind(ctypes.CDLL(str(library)))
+            library.unlink(missing_ok=True)
+        folder = tempfile.TemporaryDirectory(dir=kept)
     except (OSError, RuntimeError, ValueError) as error:
-        problem, folder = error, tempfile.TemporaryDirectory()
+        warnings.warn(f"C code was compiled for this process alone: {error}", stacklevel=2)
+        kept, name, folder = None, "", tempfile.TemporaryDirectory()
     with folder as temporary:
         result = Path(temporary, "library.so")
         _run([*command, "-o", str(result)], Path(temporary))
-        digest = hashlib.sha256(result.read_bytes()).hexdigest()
+        digest = _digest(result)
         bound = bind(ctypes.CDLL(str(result)))
-        if problem is None and library is not None:
+        if kept is not None:
             with suppress(OSError):  # on a full disk, the next process compiles it again
-                _publish(result, digest, library)
-    if problem is not None:
-        warnings.warn(f"C code was compiled for this process alone: {problem}", stacklevel=2)
+                result.chmod(0o600)
+                result.replace(kept / f"{name}-{digest}.so")
     return bound
 
 
@@ -94,26 +97,17 @@ def _cache() -> Path:
     return folder
 
 
-def _record(library: Path) -> Path:
-    return library.with_suffix(".sha256")
-
-
-def _as_recorded(library: Path) -> bool:
+def _is_own(library: Path) -> bool:
     """Whether the library is, byte for byte, what this user compiled: loading a truncated file can end the process."""
     try:
-        for path in (library, _record(library)):
-            require_private(path, library.parent)
-        return _record(library).read_text(encoding="utf-8") == hashlib.sha256(library.read_bytes()).hexdigest()
-    except (OSError, ValueError):
+        require_private(library, library.parent)
+        return library.stem.endswith(_digest(library))
+    except OSError:
         return False
 
 
-def _publish(result: Path, digest: str, library: Path) -> None:
-    record = result.with_suffix(".sha256")
-    record.write_text(digest, encoding="utf-8")
-    for path, to in ((result, library), (record, _record(library))):
-        path.chmod(0o600)
-        path.replace(to)
+def _digest(library: Path) -> str:
+    return file_digest(library).hex()
 
 
 def _run(command: Sequence[str], folder: Path) -> None:

@@ -83,7 +83,7 @@ def test_streams_switch_between_the_model_and_its_step(kind: str, form: Any, mon
     mask = torch.ones_like(ids)
     mask[0, :5] = 0
     expected = model(ids, attention_mask=mask).logits
-    step, cache, place = in_place(model, 2, form), StreamingCache(len(model.model.streamed)), 0
+    step, cache, place = in_place(model, 2, form), model.model.new_cache(), 0
     for size, copied in ((20, False), (1, False), (1, True), (30, False), *[(1, False)] * 70, (8, True)):
         if copied:
             spoilt, cache = cache, cache.copy()

@@ -12,7 +12,7 @@ from tiny_models import in_chunks, tiny
 from torch import Tensor
 
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseModel, export
-from lagwise.models.ngrams import ContextEmbedding, MatchEmbedding, NgramEmbedding, no_context
+from lagwise.models.ngrams import ContextEmbedding, MatchEmbedding, NgramEmbedding
 from lagwise.ops import Layout
 
 
@@ -84,7 +84,7 @@ def test_an_entry_that_other_tokens_took_is_no_match(monkeypatch: pytest.MonkeyP
         ids = torch.tensor([text])
         whole, _ = embedding(ids, Layout(), None)
         assert whole.any(2).nonzero()[:, 1].tolist() == ends
-        context = no_context([embedding], 1, ids.device)
+        context = torch.zeros(1, embedding.state_size, dtype=torch.long, device=ids.device)
         for t, token in enumerate(ids.split(1, 1)):
             y, context = embedding(token, Layout(), context)
             torch.testing.assert_close(y, whole[:, t : t + 1])
@@ -122,7 +122,7 @@ def test_padding_at_the_start_of_a_part_separates_no_tokens(sizes: list[int], ro
     ids = torch.tensor(rows)
     mask = ids > 0
     for embedding in (MatchEmbedding(3, sizes=[2], vocab_size=9), NgramEmbedding(3, sizes=[2, 3], buckets=50)):
-        context, parts = no_context([embedding], 2, ids.device), []
+        context, parts = torch.zeros(2, embedding.state_size, dtype=torch.long, device=ids.device), []
         for chunk, real in zip(ids.split(sizes, 1), mask.split(sizes, 1), strict=True):
             y, context = embedding(chunk, Layout(real), context)
             parts.append(y)

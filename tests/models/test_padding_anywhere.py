@@ -44,7 +44,7 @@ def test_rows_with_holes_are_read_and_continued_as_alone(name: str) -> None:
     rows = [row[real.bool()] for row, real in zip(ids, mask, strict=True)]
     alone = [model(row[None], use_cache=False).logits[0] for row in rows]
     check(model(ids, attention_mask=mask, use_cache=False).logits, alone, mask)
-    caches, parts = [StreamingCache(len(model.model.streamed))], []
+    caches, parts = [model.model.new_cache()], []
     for start, end in itertools.pairwise((0, 20, 30, LENGTH, 41, 49, 50, 51, 52)):
         caches.append(caches[-1].copy())
         parts.append(model(ids[:, start:end], attention_mask=mask[:, :end], past_key_values=caches[-1]).logits)

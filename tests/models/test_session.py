@@ -153,7 +153,7 @@ class TestBadInput:
         [
             ([], r"length >= 1.*end-of-text"),
             (torch.zeros(1, 4, dtype=torch.long), r"length >= 1.*\(1, 1, 4\)"),
-            ([1, 30], r"in \[0, 30\), got 1\.\.30"),
+            ([1, 30], r"in \[0, 30\), got 1 to 30"),
             ([-1], "got -1"),
             ([0.5], "integers, got torch.float32"),
         ],

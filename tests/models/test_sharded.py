@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from lagwise.models.sharded import whole_state
+from lagwise.models.sharded import whole_model
 
 # Two processes would need two GPUs.
 pytestmark = [pytest.mark.cpu, pytest.mark.skipif(os.name != "posix", reason="needs fork")]
@@ -57,7 +57,8 @@ def compare(name: str) -> dict[str, float]:
         for p, q in zip(part.parameters(), model.parameters(), strict=True)
         if q.grad is not None
     )
-    found["weights"] = max((whole_state(part)[n] - w).abs().max().item() for n, w in model.state_dict().items())
+    whole = whole_model(part).state_dict()
+    found["weights"] = max((whole[n] - w).abs().max().item() for n, w in model.state_dict().items())
     model.eval()
     part.eval()
     with torch.no_grad():

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from transformers import pipeline
 from lagwise.data import load_tokenizer
 from lagwise.data.tokenizers import word_tokenizer
 from lagwise.models import LagwiseForCausalLM, generate_text, generation, load_model
+from lagwise.serving.scheduler import Scheduler
 
 
 @pytest.fixture
@@ -56,16 +57,20 @@ def test_names_of_special_tokens_in_a_prompt(model: LagwiseForCausalLM) -> None:
 
 @pytest.mark.parametrize("prompt", ["héé \N{SNOWMAN}", "a", ""])
 def test_pieces_add_up_to_the_text_of_all_tokens(model: LagwiseForCausalLM, prompt: str) -> None:
-    """Also for random bytes, which are rarely whole characters."""
+    """Also for random bytes, which are rarely whole characters. A seed gives the text that a server gives."""
     tokenizer = load_tokenizer("bytes")
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
     text = generate_text(model, tokenizer, prompt, max_new_tokens=60, temperature=5, seed=1)
-    ids = tokenizer(prompt or tokenizer.eos_token, return_tensors="pt")["input_ids"]
-    torch.manual_seed(1)
-    options = {"do_sample": True, "temperature": 5.0, "top_p": 0.95, "top_k": 0, "pad_token_id": 257}
-    out = model.generate(ids, max_new_tokens=60, **options)
-    assert text == tokenizer.decode(out[0], skip_special_tokens=True)
-    added = generate_text(model, tokenizer, prompt, max_new_tokens=60, temperature=5, seed=1, echo=False)
-    assert prompt + added == text
+    ids = tokenizer(prompt or tokenizer.eos_token)["input_ids"]
+    added = [*generation.sampled(model, ids, generation.Sampling(60, 5.0, 0.95, 1))]
+    assert text == tokenizer.decode([*ids, *added], skip_special_tokens=True)
+    scheduler = Scheduler(model, tokenizer)
+    with closing(scheduler.submit(ids, generation.Sampling(60, 5.0, 0.95, 1))) as answer:
+        while scheduler.turn():
+            pass
+        assert prompt + answer.take() == text
+    rest = generate_text(model, tokenizer, prompt, max_new_tokens=60, temperature=5, seed=1, echo=False)
+    assert prompt + rest == text
 
 
 def test_long_prompts_are_processed_in_chunks(model: LagwiseForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +235,7 @@ def test_a_tokenizers_own_code_is_never_run(
     monkeypatch.setattr("builtins.input", lambda *_: answer)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     for load in (load_model, lambda folder: load_tokenizer(str(folder))):
-        with contextlib.suppress(ValueError):
+        with suppress(ValueError):
             load(tmp_path)
     assert not (tmp_path / "run").exists()
 

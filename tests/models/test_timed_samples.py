@@ -155,7 +155,7 @@ def test_what_is_wrong_with_times_is_named() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"block": {"name": "mega"}}, "ChunkedAttention, which counts tokens"),
+        ({"block": {"name": "mega"}}, "ChunkedAttention, which counts samples"),
         ({"block": {"name": "prenorm"}}, "RPEKernel counts tokens"),
         ({"norm": "timestep"}, "TimestepNorm counts tokens"),
         ({"position_embedding": "sinusoidal"}, "position_embedding 'none'"),

@@ -105,7 +105,7 @@ def in_chunks(model: LagwiseForCausalLM, ids: torch.Tensor, sizes: list[int]) ->
 
 def by_tokens(model: LagwiseForCausalLM, ids: torch.Tensor, start: int) -> tuple[torch.Tensor, StreamingCache]:
     """The logits of all tokens from ``start``, read one by one after a prompt, and the cache after them."""
-    cache = StreamingCache(len(model.model.streamed))
+    cache = model.model.new_cache()
     model(ids[:, :start], past_key_values=cache)
     parts = [model(ids[:, i : i + 1], past_key_values=cache).logits for i in range(start, ids.shape[1])]
     return torch.cat(parts, 1), cache

@@ -17,8 +17,7 @@ from lagwise.kernels import KERNELS
 from lagwise.mixers import MIXERS
 from lagwise.mixers.timestep_norm import TimestepNorm
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseForMaskedLM, StreamingSession
-from lagwise.models.generation import sampled
-from lagwise.serving.scheduler import Sampling, draw
+from lagwise.models.generation import Sampling, draw, sampled
 from lagwise.training import load_recipe
 
 _READS = {"_local_scalar_dense", "nonzero", "equal", "_unique2", "masked_select", "is_nonzero"}
@@ -132,7 +131,7 @@ def test_parts_say_whether_they_need_float64(spec: dict[str, Any], pretended: An
 
 def generated(model: LagwiseForCausalLM) -> Callable[[], Any]:
     """The next token of a text of 600."""
-    tokens = sampled(model, torch.arange(600)[None] % 250, 200, 0.8, 0.95)
+    tokens = sampled(model, torch.arange(600) % 250, Sampling(200, 0.8, 0.95))
     return lambda: next(tokens)
 
 

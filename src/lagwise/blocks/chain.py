@@ -35,6 +35,9 @@ class ChainBlock(Block):
         input_residual: add the chain's input again before each block but the first: block i reads
             ``a_i h_{i-1} + b_i h_0`` with learned numbers, 1 and 0 in a new model. What the input has of embeddings,
             such as those of n-grams, then does not have to pass through all blocks.
+        block_embeddings: add an embedding of its own of each token before each block but the first, as per-layer
+            embeddings of language models do (Gemma 3n). For models of tokens: x has ``len(blocks) * channels``
+            channels, the input and what is added before block 2, 3, and so on.
 
     TCNCA-simple (TCNCA fig. 4), a TCN, then attention in chunks, then an MLP, each with a plain residual, is::
 
@@ -55,8 +58,11 @@ class ChainBlock(Block):
         causal: bool = True,
         blocks: Sequence[Mapping[str, Any]] = (),
         input_residual: bool = False,
+        block_embeddings: bool = False,
     ):
-        super().__init__(channels)
+        inputs = max(1, len(blocks)) if block_embeddings else 1
+        super().__init__(inputs * channels)
+        self.inputs = inputs  # of so many channels each, side by side
         if isinstance(blocks, str | Mapping) or not blocks:
             raise ValueError(f"blocks must be a list of at least one block, got {blocks!r}")
         self.blocks = nn.ModuleList(
@@ -69,12 +75,15 @@ class ChainBlock(Block):
 
     def mix(self, x: Tensor, state: ChainState | None, layout: Layout) -> tuple[Tensor, Any]:
         recomputed = self._gradient_checkpointing_func if self.gradient_checkpointing and self.training else None
+        x, *own = x.chunk(self.inputs, -1)
         first, after = x, []
         states = [None] * len(self.blocks) if state is None else state.states
         for index, (block, before) in enumerate(zip(self._links(), states, strict=True)):
             if self.shares is not None and index > 0:
                 of_last, of_first = self.shares[index - 1].to(x.dtype)
                 x = of_last * x + of_first * first
+            if own and index > 0:
+                x = x + own[index - 1]
             if before is None and recomputed is not None:
                 x = recomputed(functools.partial(block, layout=layout), x)
             else:

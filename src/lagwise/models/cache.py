@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,9 +29,7 @@ from lagwise.mixers.state import (
     select_rows,
 )
 
-APART = "LAGWISE_INVARIANT"
-_OF_ROWS = ("real", "recent", "behind")  # tensors with an entry for each row
-_TOKEN_ATTRIBUTES = ("recent", "real")  # of a cache, about the tokens so far; None in models that need none
+_FORMER = ("real", "recent")  # names in saved states of what is now the last of them
 NAMES = ("cache", "past_key_values")
 #: The name in the installed transformers.
 CACHE = next(field.name for field in dataclasses.fields(BaseModelOutputWithPast) if field.name in NAMES)
@@ -77,17 +74,14 @@ class StateLayer:
 
 
 class StreamingCache(Cache):
-    """Mixer states of all layers, and counts of tokens and padding. `generate` may reorder, repeat and select its rows.
+    """States of all layers, and counts of tokens and padding. `generate` may reorder, repeat and select its rows.
 
     Attributes:
         rows: Batch size, None before the first token.
         model: Number of the model that filled the cache, None if unknown.
         seen: Positions processed, including padding.
-        real: Tokens that were not padding, ``(batch,)``; learned positions are numbered by it.
-        recent: State of `NgramEmbedding` and `MatchEmbedding`, ``(batch, columns)``.
         behind: How many positions fewer than ``seen`` each row of a joined batch has, ``(batch,)``; None if none.
         stream: Compiled code that holds the states, if any.
-        parts: Caches of single rows, which hold the states where rows are computed apart (`rows_apart`).
         past: Copies of the cache from before each forward since the last `crop`, if they are recorded.
 
     >>> from lagwise import LagwiseConfig, LagwiseForCausalLM
@@ -105,13 +99,10 @@ class StreamingCache(Cache):
         states: list[Any] = [StateLayer() for _ in range(layers)]
         super().__init__(layers=states)
         self.seen = 0
-        self.real: Tensor | None = None
-        self.recent: Tensor | None = None
         self.rows: int | None = None
         self.model: int | None = None
         self.behind: Tensor | None = None
         self.stream: Any = None
-        self.parts: list[StreamingCache] | None = None
         self.past: list[StreamingCache] | None = None
 
     @property
@@ -139,7 +130,7 @@ class StreamingCache(Cache):
             layer.stop = None if stream is None else stream.stop
 
     def stop(self) -> None:
-        """Write the states and `recent` back from compiled code."""
+        """Write the states back from compiled code."""
         if self.stream is not None:
             self.stream.stop()
 
@@ -159,18 +150,10 @@ class StreamingCache(Cache):
         if any(cache.model != first.model or len(cache.layers) != len(first.layers) for cache in caches):
             raise ValueError("caches to join must belong to one model")
         joined = StreamingCache(len(first.layers))
-        if rows_apart():
-            joined.parts = [
-                part for cache in caches for part in cache.copy().of_single_rows(cache.rows or 1, cache.model)
-            ]
-        else:
-            joined.states = [join_states(parts) for parts in zip(*(cache.states for cache in caches), strict=True)]
+        joined.states = join_states([tuple(cache.states) for cache in caches])
         joined.model, joined.seen, joined.rows = first.model, seen, sum(cache.rows or 0 for cache in caches)
-        joined.behind = torch.cat([cache._of_rows(cache.behind) + (seen - cache.seen) for cache in caches])
-        if first.real is not None:
-            joined.real = torch.cat([cache._of_rows(cache.real) for cache in caches])
-        if first.recent is not None:
-            joined.recent = torch.cat([cache.recent for cache in caches])  # type: ignore[misc]
+        behind = [torch.full((each.rows or 0,), 0) if each.behind is None else each.behind for each in caches]
+        joined.behind = torch.cat([own + (seen - each.seen) for own, each in zip(behind, caches, strict=True)])
         return joined
 
     def copy(self) -> StreamingCache:
@@ -178,20 +161,7 @@ class StreamingCache(Cache):
         other = copy.copy(self)
         other.layers = [copy.copy(layer) for layer in self.layers]
         other.past = None
-        other.parts = None if self.parts is None else [part.copy() for part in self.parts]
         return other
-
-    def of_single_rows(self, rows: int, model: int | None) -> list[StreamingCache]:
-        """The caches of single rows, which hold the states from now on. ValueError for another batch size or model, and
-        if rows have been computed together."""
-        self.require_continues(rows, model)
-        self.record()
-        if self.parts is None and self.rows not in (None, 1):
-            raise ValueError(f"the cache was begun without {APART}=1; begin a new one")
-        if self.parts is None:
-            self.parts = [self.copy() if self.seen else StreamingCache(len(self.layers)) for _ in range(rows)]
-        self.rows, self.model = rows, model
-        return self.parts
 
     def activate_past_recording(self) -> None:
         """Record the states before every forward from now on, so that `crop` can restore them. Recorded states share
@@ -223,11 +193,6 @@ class StreamingCache(Cache):
             vars(self).update({**vars(candidates[-1]), "past": self.past})
         if self.past is not None:
             self.past.clear()
-
-    def _of_rows(self, values: Tensor | None) -> Tensor:
-        """Return ``values``, or a tensor ``(rows,)`` of 0 if they are None."""
-        assert self.rows is not None
-        return torch.full((self.rows,), 0) if values is None else values
 
     @property
     def is_croppable(self) -> bool:
@@ -262,20 +227,13 @@ class StreamingCache(Cache):
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep these rows, in this order; a row may be selected several times."""
-        self.states = [select_rows(state, indices) for state in self.states]
+        self.states = select_rows(tuple(self.states), indices)
         self.rows = None if self.rows is None else len(indices)
-        self.parts = None if self.parts is None else [self.parts[i].copy() for i in indices.tolist()]
-        for name in _OF_ROWS:
-            setattr(self, name, select_rows(getattr(self, name), indices))
         if self.behind is not None:
+            self.behind = select_rows(self.behind, indices)
             surplus = int(self.behind.min())  # not 0 if the longest row was removed
             self.behind = self.behind - surplus
             self.seen -= surplus
-
-
-def rows_apart() -> bool:
-    """Whether language models compute each row of a batch by itself, for the same bits in every batch."""
-    return os.environ.get(APART) == "1"
 
 
 class CarriedStates:
@@ -307,26 +265,23 @@ class CarriedStates:
             return self.model.model.new_cache()
         cache = self.caches[stream].copy()
         if self.changes:
-            parts = self.model.model.streamed
-            cache.states = [renewed(state, part.init_state(1)) for state, part in zip(cache.states, parts, strict=True)]
+            cache.states = renewed(tuple(cache.states), self.model.model.init_states(1))
         return cache
 
     def after(self, stream: int, cache: Any) -> None:
         """Keep a stream's cache, which `before` made, with the states that the model has left in it."""
-        cache.states = [detached(state) for state in cache.states]
+        cache.states = detached(tuple(cache.states))
         self.caches[stream] = cache
 
     @torch.no_grad()
     def tensors(self) -> dict[str, Tensor]:
         """The states with fixed shapes, by name. Continues from this form, whose rounding may differ: what is restored
         then has the same states."""
-        tensors = {}
+        tensors, like = {}, fixed_start(self.model.model.init_states(1))
         for stream, cache in self.caches.items():
-            fixed = tuple(fixed_state(*pair)[0] for pair in zip(cache.states, self._start(), strict=True))
-            tokens = {name: value for name in _TOKEN_ATTRIBUTES if (value := getattr(cache, name)) is not None}
-            self.caches[stream] = self._cache(fixed, tokens)
-            by_name = {**dict(named_tensors(fixed)), **tokens}
-            tensors |= {f"{stream}:{name}": tensor.contiguous() for name, tensor in by_name.items()}
+            fixed, _ = fixed_state(tuple(cache.states), like)
+            self.caches[stream] = self._cache(fixed)
+            tensors |= {f"{stream}:{name}": tensor.contiguous() for name, tensor in named_tensors(fixed)}
         return tensors
 
     @torch.no_grad()
@@ -336,22 +291,16 @@ class CarriedStates:
         for name, tensor in saved.items():
             stream, _, rest = name.partition(":")
             streams.setdefault(int(stream), {})[rest] = tensor
-        self.caches, like = {}, self._start()
+        self.caches, like = {}, fixed_start(self.model.model.init_states(1))
         expected = dict(named_tensors(like))
         for number, tensors in streams.items():
-            own = [tensors[name] for name in expected if name in tensors]
+            own = [tensors[name] for name in (*expected, *_FORMER) if name in tensors]
             if [t.shape for t in own] != [t.shape for t in expected.values()]:
                 raise ValueError("these states are of another model")
-            self.caches[number] = self._cache(rebuilt(like, iter(own)), tensors)
+            self.caches[number] = self._cache(rebuilt(like, iter(own)))
 
-    def _start(self) -> tuple[Any, ...]:
-        return tuple(fixed_start(part.init_state(1)) for part in self.model.model.streamed)
-
-    def _cache(self, fixed: tuple[Any, ...], tokens: Mapping[str, Tensor]) -> StreamingCache:
-        """A cache of states with fixed shapes, and of tensors about the tokens."""
-        cache, parts = self.model.model.new_cache(), self.model.model.streamed
-        cache.states = [
-            eager_state(each, part.init_state(1), iter(())) for each, part in zip(fixed, parts, strict=True)
-        ]
-        vars(cache).update({name: tokens.get(name) for name in _TOKEN_ATTRIBUTES})
+    def _cache(self, fixed: tuple[Any, ...]) -> StreamingCache:
+        """A cache of states with fixed shapes."""
+        cache = self.model.model.new_cache()
+        cache.states = eager_state(fixed, self.model.model.init_states(1), iter(()))
         return cache

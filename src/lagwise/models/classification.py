@@ -18,7 +18,7 @@ from lagwise.models.heads import Head, pool, pool_pairs, pooled_size
 from lagwise.models.linear.convolutions import ConvolutionState
 from lagwise.models.linear.modeling import LinearModel, build_features, linear_logits
 from lagwise.models.modeling import LagwiseModelOutput
-from lagwise.ops.operation import exporting, traced
+from lagwise.ops.operation import exporting, surely
 from lagwise.tables import check_integer
 
 
@@ -44,7 +44,6 @@ class Wide(nn.Module):
         inputs = config.input_options
         self.features = build_features(config.input_name, inputs, config.vocab_size, config.wide or {})
         self.stride: int = inputs.get("stride", 1)
-        self.reads_types: bool = getattr(self.features, "pairs", False)
         self.linear = nn.Linear(self.features.size, check_integer("num_labels", config.num_labels))
 
     def forward(self, x: Tensor, mask: Tensor | None = None, types: Tensor | None = None) -> Tensor:
@@ -52,9 +51,9 @@ class Wide(nn.Module):
             real: Tensor | None = filled(x, mask, self.stride)
         else:
             real = None if mask is None else mask.bool()
-        options = {name: value for name, value in (("mask", real), ("types", types)) if value is not None}
+        given = {"mask": real, "types": types if getattr(self.features, "pairs", False) else None}
         with torch.no_grad():
-            features = self.features(x, **options)
+            features = self.features(x, **{name: value for name, value in given.items() if value is not None})
         return linear_logits(features, self.linear)
 
     def start(self, batch: int) -> ConvolutionState:
@@ -86,19 +85,23 @@ class WideHead(Head):
         self.wide = None if config.wide is None else Wide(config)
         self.post_init()
 
-    def beside(self, x: Tensor | None, mask: Tensor | None = None, types: Tensor | None = None) -> Tensor | None:
-        """The map's logits of inputs; None without a map. ValueError without inputs."""
-        if self.wide is None:
-            return None
-        if x is None:
-            raise ValueError("a wide part reads inputs themselves, not embedded ones")
-        return self.wide(x, mask, types if self.wide.reads_types else None)
-
     def answer(self, pooled: Tensor, wide: Tensor | None) -> Tensor:
-        """Compute logits of pooled hidden states, to which those of the map are added (`beside`, or for a stream
-        `Wide.step`)."""
+        """Compute logits of pooled hidden states, to which those of the map are added (of rows, or of `Wide.step`)."""
         logits = self.classifier(self.hidden(self.dropout(pooled).to(self.classifier.weight.dtype)))
         return logits if wide is None else logits + wide
+
+    def classified(
+        self, kind: Any, out: LagwiseModelOutput, pooled: Tensor, labels: Tensor | None, x: Any, *others: Any
+    ) -> Any:
+        """The output for rows: of a class of outputs, from pooled hidden states and, for the map, the inputs x, their
+        mask and their types. ValueError for embedded inputs where there is a map."""
+        if self.wide is not None and x is None:
+            raise ValueError("a wide part reads inputs themselves, not embedded ones")
+        logits = self.answer(pooled, None if self.wide is None else self.wide(x, *others))
+        if self.config.problem_type == "regression":
+            wide = torch.promote_types(logits.dtype, torch.float32)  # numbers far from 0 have few digits in bfloat16
+            logits = logits.to(wide) * self.config.label_std + self.config.label_mean
+        return self.answered(kind, out, logits, labels, pooled_logits=logits)
 
 
 class LagwiseForSequenceClassification(WideHead):
@@ -169,14 +172,7 @@ class LagwiseForSequenceClassification(WideHead):
                 raise ValueError("a classifier reads one text or series in each row, got packed rows (seq_idx)")
             pooled = pool(out.last_hidden_state, self.config.pooling, mask=attention_mask)
         read = input_ids if input_values is None else input_values
-        logits = self.answer(pooled, self.beside(read, attention_mask, token_type_ids))
-        if self.config.problem_type == "regression":
-            wide = torch.promote_types(logits.dtype, torch.float32)  # numbers far from 0 have few digits in bfloat16
-            logits = logits.to(wide) * self.config.label_std + self.config.label_mean
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
-        return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
+        return self.classified(SequenceClassifierOutput, out, pooled, labels, read, attention_mask, token_type_ids)
 
 
 class LagwiseForTokenClassification(Head):
@@ -216,12 +212,8 @@ class LagwiseForTokenClassification(Head):
         inputs = input_ids, attention_mask, token_type_ids, inputs_embeds, input_values, pixel_values
         out = self.read(*inputs, seq_idx=seq_idx, position_ids=position_ids, **kwargs)
         logits = self.classifier(self.dropout(out.last_hidden_state))
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(
-                logits=logits, labels=labels, config=self.config, num_items_in_batch=num_items_in_batch
-            )
-        return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
+        of_loss = {"logits": logits, "num_items_in_batch": num_items_in_batch}
+        return self.answered(TokenClassifierOutput, out, logits, labels, **of_loss)
 
 
 class LagwiseForImageClassification(WideHead):
@@ -264,13 +256,9 @@ class LagwiseForImageClassification(WideHead):
     ) -> ImageClassifierOutput:
         out = self.read(pixel_values=pixel_values, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs)
         pooled = pool(out.last_hidden_state, self.config.pooling, mask=attention_mask)
-        if self.wide is not None and attention_mask is not None and not traced() and not attention_mask.all():
+        if self.wide is not None and attention_mask is not None and surely(lambda: not attention_mask.all()):
             raise ValueError("a wide part reads whole images, got an attention_mask with padding")
-        logits = self.answer(pooled, self.beside(pixel_values))
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
-        return ImageClassifierOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
+        return self.classified(ImageClassifierOutput, out, pooled, labels, pixel_values)
 
 
 M = TypeVar("M", bound=WideHead)

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.models.configuration import LagwiseLinearConfig
-from lagwise.models.inputs import check_vocabulary
+from lagwise.models.inputs import check_ids
 from lagwise.ops import Layout
-from lagwise.ops.operation import traced, transformed
+from lagwise.ops.operation import surely
 from lagwise.tables import check_integer
 
 _ROUNDING = 1e-6  # standard deviation, relative to the mean, that is rounding error
@@ -38,8 +38,7 @@ class TokenInput(nn.Embedding):
             )
         if input_ids.is_floating_point():
             raise ValueError(f"input_ids must be integers, got {input_ids.dtype}")
-        if input_ids.device.type == "cpu" and not (torch.compiler.is_compiling() or transformed()):
-            check_vocabulary(input_ids, config.vocab_size)
+        check_ids("input_ids", input_ids, config.vocab_size)
 
 
 class ValueInput(nn.Linear):
@@ -163,7 +162,7 @@ class ValueInput(nn.Linear):
         times, values = input_values[..., :timed], input_values[..., timed:]
         if timed:
             check_finite("the times in input_values", times)
-            if times.device.type == "cpu" and not traced() and bool((times < 0).any()):
+            if times.device.type == "cpu" and surely(lambda: (times < 0).any()):
                 raise ValueError(
                     "the times in input_values must not be negative: each is the time since the one before"
                 )
@@ -265,10 +264,8 @@ def check_scale(count: int, mean: list[float] | None, std: list[float] | None, n
 
 def check_finite(name: str, x: Tensor) -> None:
     """Raise ValueError if any value is NaN or infinite."""
-    if torch.compiler.is_compiling() or transformed():
-        return
     # The sum takes one pass over x. It is finite only if every value is, but finite values may overflow it.
-    if not (x.detach().sum().isfinite() or x.isfinite().all()):
+    if surely(lambda: not (x.detach().sum().isfinite() or x.isfinite().all())):
         raise ValueError(f"{name} has NaN or infinite values; one would spread over its whole row")
 
 

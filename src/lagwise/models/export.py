@@ -78,9 +78,8 @@ def step_of(model: Any) -> StreamingStep:
 def stream_example(model: Any, step: Any) -> tuple[Tensor, Tensor]:
     """Return random inputs of consecutive steps ``(steps, ...)``, more than the longest ring buffer holds, and the
     model's outputs for them."""
-    state = step.start(1)
-    layers = list(state.values())[: len(state) - len(step.token_attributes)]
-    longest = max((tensor.shape[1] for tensor in layers if tensor.dim() > 1), default=0)
+    rings = [tensor for tensor in step.start(1).values() if tensor.is_floating_point() and tensor.dim() > 1]
+    longest = max((tensor.shape[1] for tensor in rings), default=0)
     steps = min(longest + _BEYOND, _MAX_TOKENS)
     if isinstance(model, LagwiseForCausalLM):
         ids = _random_ids(model, steps)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
+import random
 import re
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList, PreTrainedTokenizerBase, TemperatureLogitsWarper, TopPLogitsWarper
+from transformers import PreTrainedTokenizerBase
 
 from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.inputs import check_prompt_length
+from lagwise.ops.constants import moved
 from lagwise.tables import check_integer
 from lagwise.text import split_text
 
@@ -25,12 +28,34 @@ PLAIN_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.co
 PLAIN_STOP = ("\nuser:",)  # a model that was not trained on conversations would continue with the user's part
 MAX_NEW_TOKENS = 10**9
 PREFILL = 4096  # prompt tokens processed at a time, so that memory does not grow with the prompt
-_MIN_TEMPERATURE = 1e-6  # logits divided by less could overflow
 _CHUNK_CHARACTERS = 1 << 16  # characters of a prompt encoded at a time: an encoding takes hundreds of bytes per token
 _CONTEXT = 8  # tokens decoded before a new one, since the space between them depends on both
 _MAX_CHARACTER_TOKENS = 8  # longer sequences without a whole character are invalid
 _encoding = threading.Lock()  # `split_special_tokens` changes the state of a tokenizer
+NO_NUMBERS = "the model's logits are not numbers; its training may have diverged"
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # a tokenizer's output for an incomplete character
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Options of sampling and stopping.
+
+    Args:
+        max_tokens: Maximum number of tokens to add; by default as many as a server and the model allow.
+        temperature: Sampling temperature; 0 is greedy.
+        top_p: Sample from the most likely tokens whose probabilities sum to at least this.
+        seed: Seed for reproducible texts.
+        stop: Texts before which the output ends.
+        logprobs: Number of most likely tokens whose log-probabilities an answer has in addition to those of its own
+            tokens; by default it has none.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
 
 
 def generate_text(
@@ -63,7 +88,7 @@ def generate_text(
         max_new_tokens: Maximum number of tokens to add.
         temperature: Sampling temperature; 0 is greedy.
         top_p: Sample from the most likely tokens whose probabilities sum to at least this.
-        seed: Seed of torch's random numbers.
+        seed: Seed for reproducible texts; by default it is drawn from torch's random numbers.
         stop: Texts that end the output when they occur in the continuation.
         special: Whether the names of special tokens in the prompt, such as ``<|endoftext|>``, are read as these tokens.
         chat: Whether the prompt is a user's message, which the tokenizer's chat template makes a conversation of
@@ -94,18 +119,16 @@ def generate_text(
         )
     if isinstance(stop, str) or not all(stop):
         raise ValueError(f"stop must be a list of non-empty texts, got {stop!r}")
-    if seed is not None:
-        torch.manual_seed(seed)
     if chat:
         parts = encode_chat(tokenizer, [{"role": "user", "content": prompt}])
         stop, echo = [*stop, *(() if tokenizer.chat_template else PLAIN_STOP)], False
     else:
         parts = encode_prompt(tokenizer, prompt, special=special)
-    ids = torch.cat(parts)[None]
-    check_prompt_length(model.length_limit, ids.shape[1], max_new_tokens)
+    ids = torch.cat(parts)
+    check_prompt_length(model.length_limit, len(ids), max_new_tokens)
     writer = TextWriter(tokenizer, parts, stop, echo, write)
     try:
-        for token in sampled(model, ids, max_new_tokens, temperature, top_p):
+        for token in sampled(model, ids, Sampling(max_new_tokens, temperature, top_p, seed)):
             if writer.take(token):
                 break
     except KeyboardInterrupt:
@@ -116,42 +139,51 @@ def generate_text(
 
 
 @torch.inference_mode()
-def sampled(
-    model: LagwiseForCausalLM, ids: Any, count: int, temperature: float = 1.0, top_p: float = 1.0
-) -> Iterator[int]:
-    """Yield up to ``count`` tokens that continue ``ids`` (1, length), until the end of the document. A temperature
-    below a millionth is greedy.
-
-    With the same seed they equal those of transformers' ``generate`` with ``do_sample=True, top_k=0``, at a lower
-    overhead per token. FloatingPointError if the logits are NaN, as those of a model whose training has diverged.
-    """
-    if temperature < _MIN_TEMPERATURE:
-        temperature = 0
-    choose = LogitsProcessorList()
-    if temperature not in (0, 1):
-        choose.append(TemperatureLogitsWarper(float(temperature)))
-    if temperature > 0 and top_p < 1:
-        choose.append(TopPLogitsWarper(float(top_p)))
-    ends, cache, logits, ids = end_tokens(model), model.model.new_cache(), None, ids.to(model.device)
-    for chunk in ids.split(PREFILL, dim=1):
+def sampled(model: LagwiseForCausalLM, ids: Tensor | Sequence[int], rule: Sampling) -> Iterator[int]:
+    """Yield up to ``rule.max_tokens`` tokens that continue ids ``(length,)``, until the end of the document.
+    FloatingPointError if the logits are no numbers, as those of a model whose training has diverged."""
+    seed = int(torch.randint(2**62, (), device="cpu")) if rule.seed is None else rule.seed
+    rules, ends, cache, logits = [(rule, random.Random(seed))], end_tokens(model), model.model.new_cache(), None
+    for chunk in torch.as_tensor(ids, device=model.device)[None].split(PREFILL, dim=1):
         logits = model.next_logits(chunk, cache)
-    for number in range(count):
+    for left in range(rule.max_tokens or MAX_NEW_TOKENS, 0, -1):
         assert logits is not None
-        if temperature > 0:
-            # samples as torch.multinomial does, without the two values that it reads for its checks
-            likely = choose(ids, logits.float()).softmax(-1)
-            token = (likely / torch.empty_like(likely).exponential_()).argmax(-1, keepdim=True)
-        else:
-            token = logits.argmax(-1, keepdim=True)
-        lost = ~logits.amax(-1, keepdim=True).isfinite()
-        chosen = int(token.masked_fill(lost, -1))  # a single host sync per token
-        if chosen < 0:
-            raise FloatingPointError("the model's logits are not numbers; its training may have diverged")
-        yield chosen
-        if chosen in ends:
+        (token,) = draw(logits, rules)
+        if token < 0:
+            raise FloatingPointError(NO_NUMBERS)
+        yield token
+        if token in ends:
             return
-        if number + 1 < count:
-            logits = model.next_logits(token, cache)
+        if left > 1:
+            logits = model.next_logits(moved(torch.tensor([[token]], device="cpu"), model.device), cache)
+
+
+def draw(logits: Tensor, rules: Sequence[tuple[Sampling, random.Random]]) -> list[int]:
+    """Choose one token per row: the most likely one, or a sample by temperature and ``top_p``.
+
+    Args:
+        logits: ``(rows, vocab_size)``.
+        rules: Options and random number generator of each row.
+
+    Returns:
+        A token of each row, -1 if its largest logit is no finite number. On a GPU these are the only values read.
+    """
+    tokens = logits.argmax(dim=1)
+    if any(rule.temperature > 0 for rule, _ in rules):
+        dtype = torch.float32 if logits.device.type == "mps" else torch.float64
+        options = [(r.temperature, r.top_p, n.random() if r.temperature > 0 else 0.0) for r, n in rules]
+        temperature, top_p, uniform = moved(torch.tensor(options, dtype=dtype).t()[..., None], logits.device)
+        scores, order = logits.to(dtype).sort(dim=1, descending=True)
+        # Subtract the largest score first: division by a temperature near 0 could overflow.
+        probability = ((scores - scores[:, :1]) / temperature.where(temperature > 0, 1)).softmax(dim=1)
+        before = probability.cumsum(dim=1) - probability
+        total = probability.masked_fill(before >= top_p, 0).cumsum(dim=1)
+        index = torch.searchsorted(total, uniform * total[:, -1:], right=True)
+        # A number near 1 may be rounded up to the total.
+        last = ((before < top_p).sum(dim=1, keepdim=True) - 1).clamp(min=0)  # no token qualifies if logits are NaN
+        samples = order.gather(1, torch.minimum(index, last))
+        tokens = torch.where(temperature > 0, samples, tokens[:, None]).squeeze(1)
+    return tokens.masked_fill(~logits.amax(dim=1).isfinite(), -1).tolist()
 
 
 def end_tokens(model: LagwiseForCausalLM) -> set[int]:

@@ -13,7 +13,7 @@ from transformers.utils.generic import can_return_tuple
 
 from lagwise.models.configuration import PAIRS, SINGLE, LagwiseConfig
 from lagwise.models.modeling import LagwiseModel, LagwiseModelOutput, LagwisePreTrainedModel
-from lagwise.ops.operation import in_graph, transformed
+from lagwise.ops.operation import definitions_only, in_graph, surely
 from lagwise.ops.packing import row_extents
 from lagwise.ops.vocabulary import chunked_cross_entropy
 from lagwise.tables import known
@@ -40,6 +40,16 @@ class Head(LagwisePreTrainedModel):
     def read(self, *inputs: Any, **others: Any) -> LagwiseModelOutput:
         """The output of the backbone for whole sequences, without a cache. Arguments as of `LagwiseModel`."""
         return self.model(*inputs, **{**others, "use_cache": False}, return_dict=True)
+
+    def answered(
+        self, kind: Any, out: LagwiseModelOutput, logits: Tensor, labels: Tensor | None, /, **loss: Any
+    ) -> Any:
+        """The output of a classifier, of a class of outputs; loss: further arguments of transformers' loss function."""
+        return kind(
+            loss=None if labels is None else self.loss_function(labels=labels, config=self.config, **loss),
+            logits=logits,
+            hidden_states=out.hidden_states,
+        )
 
     @property
     def length_limit(self) -> int | None:
@@ -76,26 +86,14 @@ class VocabularyHead(Head):
             return self.dense_norm(F.gelu(self.dense(hidden)))
         return hidden
 
-    def targets(self, labels: Tensor) -> Tensor:
-        """Label that is predicted from each hidden state, -100 for none."""
-        return labels
-
     def loss_and_logits(
-        self,
-        hidden: Tensor,
-        labels: Tensor | None,
-        counted: Any,
-        *,
-        skip_logits: bool,
-        shift_labels: Tensor | None = None,
+        self, hidden: Tensor, labels: Tensor | None, targets: Any, counted: Any, *, skip_logits: bool
     ) -> tuple[Tensor | None, Tensor | None]:
-        """The mean cross-entropy, None without labels, and the logits, None if they can be skipped. counted: divisor of
-        the sum of losses, by default the number of labels; shift_labels: targets, if they are not those of labels."""
+        """The mean cross-entropy, None without labels, and the logits, None if they can be skipped. targets: the token
+        for each hidden state, -100 for none; counted: divisor of the sum of losses, by default their number."""
         if labels is None:
             return None, self.to_logits(hidden)
-        targets = self.targets(labels) if shift_labels is None else shift_labels
-        loss = self.loss_without_logits(hidden, targets, counted) if skip_logits else None
-        if loss is not None:
+        if skip_logits and (loss := self.loss_without_logits(hidden, targets, counted)) is not None:
             return loss, None
         logits, size = self.to_logits(hidden), self.config.vocab_size
         shifted = {"labels": labels.contiguous(), "shift_labels": targets.contiguous()}
@@ -114,8 +112,7 @@ class VocabularyHead(Head):
             or type(head) is not nn.Linear
             or type(head.weight) is not nn.Parameter
             or hidden.device != head.weight.device
-            or (torch.compiler.is_compiling() and not in_graph())
-            or transformed()
+            or definitions_only()
         ):
             return None
         kind = hidden.device.type
@@ -189,7 +186,7 @@ class LagwiseForMaskedLM(VocabularyHead):
             num_items_in_batch = out.shard.sum((labels != -100).sum())
         if labels is not None and self.config.sparse_prediction:
             hidden, labels = hidden[labels != -100], labels[labels != -100]
-        loss, logits = self.loss_and_logits(hidden, labels, num_items_in_batch, skip_logits=skip_logits)
+        loss, logits = self.loss_and_logits(hidden, labels, labels, num_items_in_batch, skip_logits=skip_logits)
         return MaskedLMOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
 
 
@@ -220,7 +217,7 @@ def pool(hidden: Tensor, pooling: str, *, mask: Tensor | None = None) -> Tensor:
     if mask is not None and mask.shape != shape:
         raise ValueError(f"attention_mask must be (batch, length) = {shape}, got {tuple(mask.shape)}")
     real = torch.ones(shape, dtype=torch.bool, device=hidden.device) if mask is None else mask.bool()
-    if mask is not None and not torch.compiler.is_compiling() and not real.any(dim=1).all():
+    if mask is not None and surely(lambda: not real.any(dim=1).all()):
         raise ValueError("attention_mask leaves a row without any token; there is nothing to classify")
     if pooling == "mean":
         wide = torch.promote_types(hidden.dtype, torch.float32)
@@ -245,7 +242,7 @@ def pool_pairs(hidden: Tensor, pooling: str, *, mask: Tensor | None = None, seq_
     texts = []
     for number in (0, 1):
         own = real & (seq_idx == number)
-        if not torch.compiler.is_compiling() and not own.any(dim=1).all():
+        if surely(lambda own=own: not own.any(dim=1).all()):
             raise ValueError(f"pooling {pooling!r} needs two texts in every row; one has no token of type {number}")
         texts.append(pool(hidden, "mean", mask=own))
     u, v = texts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -88,7 +88,7 @@ def document_numbers(
 def _from_positions(position_ids: Tensor | None, attention_mask: Tensor | None) -> Tensor | None:
     if position_ids is None or position_ids.dim() != 2:
         return None
-    if not torch.compiler.is_compiling() and position_ids.device.type != "cpu":
+    if position_ids.device.type != "cpu" and not traced():
         masked = attention_mask is not None and attention_mask.shape == position_ids.shape
         here = _from_positions(*on_host(position_ids, attention_mask if masked else None))
         if here is None:
@@ -114,21 +114,20 @@ def _from_positions(position_ids: Tensor | None, attention_mask: Tensor | None) 
 
 
 def token_positions(
-    batch: int, length: int, layout: Layout, cache: StreamingCache | None, device: torch.device
-) -> Tensor:
-    """Return positions ``(batch, length)`` among the real tokens of a text, or of each document of a packed row.
-    Padding has the position of the token before it, or 0. A cache counts on."""
+    batch: int, length: int, layout: Layout, device: torch.device, before: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Positions ``(batch, length)`` among the real tokens of a text, after ``before (batch,)`` of them, or of each
+    document of a packed row, and the number of real tokens so far. Padding has the position of the token before it, or
+    0."""
     if layout.mask is None:
         positions = torch.arange(length, device=device).expand(batch, length)
     else:
         positions = layout.mask.long().cumsum(dim=1) - 1
-    if cache is not None:
-        positions = positions if cache.real is None else positions + cache.real[:, None]
-        cache.real = positions[:, -1] + 1
-    positions = positions.clamp(min=0)
-    if layout.seq_idx is None:
-        return positions
-    return positions - torch.where(document_starts(layout.seq_idx), positions, 0).cummax(dim=1).values
+    positions = positions if before is None else positions + before[:, None]
+    count, positions = positions[:, -1] + 1, positions.clamp(min=0)
+    if layout.seq_idx is not None:
+        positions = positions - torch.where(document_starts(layout.seq_idx), positions, 0).cummax(dim=1).values
+    return positions, count
 
 
 def current_mask(attention_mask: Tensor, batch: int, length: int) -> Tensor:
@@ -140,21 +139,13 @@ def current_mask(attention_mask: Tensor, batch: int, length: int) -> Tensor:
     return attention_mask[:, -length:].bool()
 
 
-def check_vocabulary(input_ids: Tensor, vocab_size: int) -> None:
-    """Raise ValueError if any of at least one id is outside ``[0, vocab_size)``."""
-    low, high = (int(bound) for bound in input_ids.aminmax())
-    if low < 0 or high >= vocab_size:
-        raise ValueError(
-            f"input_ids must be in [0, {vocab_size}), got {low}..{high}; was the text encoded with another tokenizer?"
-        )
-
-
-def check_types(types: Tensor, count: int, batch: int, length: int) -> None:
-    """Raise ValueError for token_type_ids of a wrong shape, or outside ``[0, count)``."""
-    if tuple(types.shape) != (batch, length):
-        raise ValueError(f"token_type_ids must be (batch, length) = {(batch, length)}, got {tuple(types.shape)}")
-    if types.device.type == "cpu" and not traced() and not 0 <= int(types.min()) <= int(types.max()) < count:
-        raise ValueError(f"token_type_ids must be in [0, {count}), got {int(types.min())} to {int(types.max())}")
+def check_ids(name: str, ids: Tensor, count: int) -> None:
+    """Raise ValueError if any of at least one id is outside ``[0, count)``. On a GPU the host would wait for them."""
+    if ids.device.type == "cpu" and not traced():
+        low, high = (int(bound) for bound in ids.aminmax())
+        if low < 0 or high >= count:
+            advice = "; was the text encoded with another tokenizer?" if name == "input_ids" else ""
+            raise ValueError(f"{name} must be in [0, {count}), got {low} to {high}{advice}")
 
 
 def check_prompt_length(limit: int | None, prompt: int, new: int) -> None:
@@ -208,7 +199,7 @@ def set_rate(model: Any, config: Any) -> None:
 
 
 def require_rate(who: str, model: Any, config: Any) -> None:
-    """Raise ValueError, about ``who``, if a part of a backbone counts samples, so that it has one rate."""
+    """Raise ValueError, about ``who``, if a backbone or a part of it counts samples, so that it has one rate."""
     if config.input_name != "values":
         raise ValueError(f"{who} needs inputs 'values', as a rate is that of samples, got {config.inputs!r}")
     stride = model.embed_tokens.stride
@@ -219,33 +210,28 @@ def require_rate(who: str, model: Any, config: Any) -> None:
             f"{who} needs a model with a stride of 1: this one reads {stride} samples at once, by filters for the "
             "rate of training; resample its inputs"
         )
-    _check_positions(who, config)
-    for name, part in model.named_modules():
-        if isinstance(part, ChunkedAttention) or (isinstance(part, Mixer | LagKernel) and not part.any_rate):
-            raise ValueError(
-                f"{who} needs mixers and kernels in continuous time, such as s4d, dss, s5, lru, cema and ema, but "
-                f"{name} is a {type(part).__name__}, which counts samples; resample its inputs"
-            )
-    if config.wide is not None:
-        raise ValueError(
-            f"{who} is not for a model with a map of convolutions beside its layers, which count samples; resample "
-            "its inputs, or train without the map (task.wide=false)"
-        )
+    _require_continuous(who, model, config, lambda part: part.any_rate)
 
 
 def require_times(model: Any, config: Any) -> None:
     """Raise ValueError if a part of a backbone counts tokens, which then have no times of their own."""
-    _check_positions("tokens with times of their own", config)
-    if config.wide is not None:
-        raise ValueError("tokens with times of their own need a model without a map of convolutions (task.wide=false)")
-    for name, part in model.named_modules():
-        if isinstance(part, ChunkedAttention):
-            kind = type(part).__name__
-            raise ValueError(f"{name} is a {kind}, which counts tokens, but these have times of their own")
+    _require_continuous("a time for every token", model, config, lambda part: True)
+    for part in model.modules():
         if isinstance(part, Mixer):
             part.require_times()
 
 
-def _check_positions(who: str, config: Any) -> None:
+def _require_continuous(who: str, model: Any, config: Any, continuous: Callable[[Any], bool]) -> None:
     if (kind := config.position_embedding) != "none":
         raise ValueError(f"{who} needs position_embedding 'none', as others count samples, got {kind!r}")
+    if config.wide is not None:
+        raise ValueError(
+            f"{who} is not for a model with a map of convolutions beside its layers, which count samples; train "
+            "without the map (task.wide=false)"
+        )
+    for name, part in model.named_modules():
+        if isinstance(part, ChunkedAttention) or (isinstance(part, Mixer | LagKernel) and not continuous(part)):
+            raise ValueError(
+                f"{who} needs mixers and kernels in continuous time, such as s4d, dss, s5, lru, cema and ema, but "
+                f"{name} is a {type(part).__name__}, which counts samples; resample its inputs"
+            )

@@ -90,4 +90,5 @@ def _some_rows(x: Tensor, y: Tensor, drop: float) -> Tensor:
     """The block's output, with a share ``drop`` of the rows unchanged and the block's contribution to the others scaled
     up, so that the mean stays the same."""
     scale = x.new_empty(x.shape[0], 1, 1).bernoulli_(1 - drop) / (1 - drop)
+    x = x[..., : y.shape[2]]  # without what a chain adds before its blocks
     return x + scale * (y - x)

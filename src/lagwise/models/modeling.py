@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +22,9 @@ from lagwise.models.cache import CACHE, NAMES, EitherName, StreamingCache, eithe
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.embeddings import INPUTS, ValueInput, check_finite, grid_sinusoids, sinusoids
 from lagwise.models.inputs import (
+    check_ids,
     check_precision,
     check_shard,
-    check_types,
     check_whole,
     current_mask,
     document_numbers,
@@ -34,11 +34,11 @@ from lagwise.models.inputs import (
     token_positions,
 )
 from lagwise.models.layer import LagwiseLayer, own_weights, run_streamed
-from lagwise.models.ngrams import ContextEmbedding, MatchEmbedding, NgramEmbedding, embed_context, no_context
+from lagwise.models.ngrams import ContextEmbedding, MatchEmbedding, NgramEmbedding, embed_context, resized
 from lagwise.models.remote_code import LoadedSafely
 from lagwise.models.sharded import require_shards, require_whole_layers
 from lagwise.ops import Layout
-from lagwise.ops.operation import device_check, exporting, in_graph, symbolic, traced
+from lagwise.ops.operation import device_check, exporting, in_graph, surely, symbolic, traced
 from lagwise.ops.packing import tokens_last
 from lagwise.ops.shards import Shard
 from lagwise.tables import build, known
@@ -52,14 +52,17 @@ _FINAL_NORMS: dict[str, type[nn.Module]] = {**NORMS, "timestep": TimestepNorm}
 _numbers = itertools.count()
 
 
-class _Number:
-    """Unique number of a model, which its caches carry; copies get another number."""
+class _Own:
+    """What copies of a model do not share: its number, which caches carry, and its compiled steps by batch size."""
 
     def __init__(self) -> None:
-        self.value = next(_numbers)
+        self.number, self.steps = next(_numbers), dict[Any, Any]()
 
-    def __deepcopy__(self, memo: Any) -> _Number:
-        return _Number()
+    def __deepcopy__(self, memo: Any) -> _Own:
+        return _Own()
+
+    def __reduce__(self) -> Any:
+        return _Own, ()
 
 
 class LagwisePreTrainedModel(LoadedSafely, PreTrainedModel):
@@ -106,11 +109,14 @@ class LagwisePreTrainedModel(LoadedSafely, PreTrainedModel):
         return super().get_correct_attn_implementation(chosen, is_init_check)
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
-        """Resize as in transformers, and resize the embeddings of matches too."""
+        """Resize as in transformers, and resize the other embeddings of ids too."""
         embedding = super().resize_token_embeddings(*args, **kwargs)
-        matches: Any = self.base_model.embed_matches
-        if matches is not None:
-            matches.resize(embedding.num_embeddings, self.config.initializer_range)
+        model: Any = self.base_model
+        count, std = embedding.num_embeddings, self.config.initializer_range
+        if model.embed_matches is not None:
+            model.embed_matches.resize(count, std)
+        if model.embed_blocks is not None:
+            model.embed_blocks = resized(model.embed_blocks, count, std)
         return embedding
 
     @torch.no_grad()
@@ -200,12 +206,17 @@ class LagwiseModel(LagwisePreTrainedModel):
         self.layers = nn.ModuleList(
             LagwiseLayer(config, config.stochastic_depth * (i + 1) / count) for i in range(count)
         )
+        blocks = [cast(Any, layer).block for layer in self.layers]
+        self._more = [size * (getattr(block, "inputs", 1) - 1) for block in blocks]  # channels of each layer's input
+        if any(self._more) and config.input_name != "tokens":
+            raise ValueError(f"block_embeddings of a chain need inputs 'tokens', got {config.input_name!r}")
+        self.embed_blocks = nn.Embedding(config.vocab_size, sum(self._more)) if any(self._more) else None
         norm = {"name": config.norm} if isinstance(config.norm, str) else config.norm
         self.norm: nn.Module = build(_FINAL_NORMS, norm, config.hidden_size, what="norm", causal=config.causal)
         self._norm_weights = own_weights(self.norm)
         self.gradient_checkpointing = False
         self._sequence_group: Any = None
-        self._number = _Number()
+        self._own = _Own()
         if config.rate != 1:
             set_rate(self, config)
         self._timed = isinstance(self.embed_tokens, ValueInput) and self.embed_tokens.timed
@@ -225,17 +236,31 @@ class LagwiseModel(LagwisePreTrainedModel):
     @property
     def number(self) -> int:
         """Unique number of this model, which its caches carry."""
-        return self._number.value
+        return self._own.number
+
+    def init_states(self, batch: int) -> tuple[Any, ...]:
+        """The states before the first token, in the order of a cache: of the blocks, of the final norm if it is one
+        over time, then, where the model needs them, the number of real tokens so far and what embeddings know of the
+        last ones."""
+        layers: list[Any] = list(self.layers)
+        streamed = [*(layer.block for layer in layers), *([self.norm] if isinstance(self.norm, Mixer) else [])]
+        tokens = [(torch.zeros(batch, *shape, dtype=torch.long, device=self.device),) for shape in self._of_tokens]
+        return *(part.init_state(batch) for part in streamed), *tokens
 
     @property
-    def streamed(self) -> list[Any]:
-        """The parts that have a state, in order: the blocks, and the final norm if it is one over time."""
-        layers: list[Any] = list(self.layers)
-        return [*(layer.block for layer in layers), *([self.norm] if isinstance(self.norm, Mixer) else [])]
+    def _of_tokens(self) -> list[tuple[int, ...]]:
+        """Shapes of the states about tokens, for one row."""
+        counts = [()] if self.config.position_embedding != "none" else []
+        context = self.context_embeddings
+        return [*counts, *([(sum(each.state_size for each in context),)] if context else [])]
+
+    @property
+    def _state_count(self) -> int:
+        return len(self.layers) + isinstance(self.norm, Mixer) + len(self._of_tokens)
 
     def new_cache(self) -> StreamingCache:
         """Create a cache before the first token."""
-        return StreamingCache(len(self.streamed))
+        return StreamingCache(self._state_count)
 
     @can_return_tuple
     def forward(
@@ -292,7 +317,10 @@ class LagwiseModel(LagwisePreTrainedModel):
             raise ValueError("inputs by_row needs one series in each row, got packed rows (seq_idx, cu_seqlens)")
         cache = self._cache(cache, use_cache, batch, seq_idx)
         if token_type_ids is not None and self.embed_types is not None:
-            check_types(token_type_ids, self.embed_types.num_embeddings, batch, length)
+            if token_type_ids.shape != (batch, length):
+                got = tuple(token_type_ids.shape)
+                raise ValueError(f"token_type_ids must be (batch, length) = {(batch, length)}, got {got}")
+            check_ids("token_type_ids", token_type_ids, self.embed_types.num_embeddings)
         mask = None if attention_mask is None else current_mask(attention_mask, batch, length)
         shard, whole = None, Layout(mask, seq_idx)
         if group is not None:
@@ -304,7 +332,7 @@ class LagwiseModel(LagwisePreTrainedModel):
             cache.stop()
             cache.record()
             cache.rows, cache.model = batch, self.number
-            if mask is not None and not traced() and mask.all():  # on a GPU, layers would each wait to read this
+            if mask is not None and surely(mask.all):  # on a GPU, layers would each wait to read this
                 mask = None
         layout = Layout(mask, seq_idx, token_time=token_time, grid=grid, shard=shard)
         order = self._padding_first(layout, cache)
@@ -323,7 +351,6 @@ class LagwiseModel(LagwisePreTrainedModel):
 
     def _cache(self, cache: Any, use_cache: bool | None, batch: int, seq_idx: Tensor | None) -> StreamingCache | None:
         """The cache to continue from, or a new one if it is wanted. ValueError if rows cannot continue it."""
-        states, blocks = len(self.streamed), len(self.layers)
         if cache is None:
             if self.gradient_checkpointing and self.training:  # recomputing a block would advance its state twice
                 return None
@@ -335,6 +362,7 @@ class LagwiseModel(LagwisePreTrainedModel):
             cache = self.new_cache()
         if seq_idx is not None:
             raise ValueError("packed rows (seq_idx) cannot be streamed; pass use_cache=False")
+        states, blocks = self._state_count, len(self.layers)
         if isinstance(cache, StreamingCache) and cache.rows is None and len(cache.layers) == blocks:
             cache.layers.extend(StreamingCache(states - blocks).layers)  # a cache for the blocks alone
         if not isinstance(cache, StreamingCache) or len(cache.layers) != states:
@@ -353,12 +381,13 @@ class LagwiseModel(LagwisePreTrainedModel):
             if layout.shard.whole.has_holes:
                 raise ValueError("rows that are split between processes cannot have padding between tokens of a text")
             return None
-        if traced() and cache is not None and cache.seen:
+        unknown = traced()
+        if unknown and cache is not None and cache.seen:
             device_check(mask.all, "padding after the first token of a stream, in a compiled model")
             return None
         if cache is not None:
-            return tokens_last(mask) if traced() or (mask[:, 1:] < mask[:, :-1]).any() else None
-        if traced() or (mask.device.type != "cpu" and self._layers_are_compiled()):
+            return tokens_last(mask) if unknown or (mask[:, 1:] < mask[:, :-1]).any() else None
+        if unknown or (mask.device.type != "cpu" and self._layers_are_compiled()):
             layout.require_no_holes()
             return None
         return tokens_last(mask) if layout.has_holes else None
@@ -384,20 +413,26 @@ class LagwiseModel(LagwisePreTrainedModel):
         h = self._with_context(self._with_positions(h, layout, cache), ids, layout, cache)
         if self.embed_types is not None:
             h = h + self.embed_types(h.new_zeros(1, dtype=torch.long) if types is None else types)  # 0 as in BERT
+        more = None
+        if self.embed_blocks is not None:
+            assert ids is not None  # `_embed` has checked it
+            more = self.dropout(self._scaled(self.embed_blocks(ids)))
         h, positions, compiled = self.dropout(h), None, self._layers_are_compiled()
         whole = not (self.training and self.config.stochastic_depth)  # which drops whole rows
         if whole and cache is None and not traced() and not compiled and layout.compact is not None:
             positions, layout = layout.compact
-            h = h.flatten(0, 1).index_select(0, positions)[None]
+            h, more = (None if t is None else t.flatten(0, 1).index_select(0, positions)[None] for t in (h, more))
         if layout.seq_idx is not None and layout.shard is None and (in_graph() or compiled):
             layout.group_for_graphs()
+        of_layers = [None] * len(self.layers) if more is None else more.split(self._more, 2)
         states = []
         for i, layer in enumerate(self.layers):
             if every:
                 states.append(h)
+            h = h if (own := of_layers[i]) is None else torch.cat([h, own], 2)
             h = layer(h, layout, None if cache is None else cache.layers[i])
         if isinstance(self.norm, Mixer):
-            cached: Any = None if cache is None else cache.layers[-1]
+            cached: Any = None if cache is None else cache.layers[len(self.layers)]
             states.append(run_streamed(self.norm, h, layout, cached, self._norm_weights))
         else:
             states.append(normed(self.norm, h, layout.mask))
@@ -413,9 +448,10 @@ class LagwiseModel(LagwisePreTrainedModel):
             raise ValueError(f"give exactly one of {expected} and inputs_embeds, got {' and '.join(given) or 'none'}")
         x: Any = inputs[given[0]]
         if given == ["inputs_embeds"]:
-            if self.context_embeddings:
+            if self.context_embeddings or self.embed_blocks is not None:
                 raise ValueError(
-                    "n-grams and matches of tokens need input_ids (ngram_sizes, match_sizes), not inputs_embeds"
+                    "n-grams, matches and embeddings of blocks need input_ids (ngram_sizes, match_sizes, "
+                    "block_embeddings), not inputs_embeds"
                 )
             if x.dim() != 3 or x.shape[2] != self.config.hidden_size:
                 raise ValueError(
@@ -438,7 +474,11 @@ class LagwiseModel(LagwisePreTrainedModel):
             inputs = self.embed_tokens.weight[0].numel()
             return h + grid_sinusoids(layout, h, rms=self.config.initializer_range * inputs**0.5)
         whole, length = (layout, h.shape[1]) if layout.shard is None else (layout.shard.whole, layout.shard.length)
-        positions = token_positions(h.shape[0], length, whole, cache, h.device)
+        counted: Any = None if cache is None else cache.layers[-len(self._of_tokens)]
+        before = None if counted is None or counted.state is None else counted.state[0]
+        positions, count = token_positions(h.shape[0], length, whole, h.device, before)
+        if counted is not None:
+            counted.state = (count,)
         positions = positions if layout.shard is None else layout.shard.own(positions)
         if self.embed_positions is not None:
             return h + self.embed_positions(positions)
@@ -455,12 +495,13 @@ class LagwiseModel(LagwisePreTrainedModel):
         if not (embeddings := self.context_embeddings):
             return h
         assert input_ids is not None  # `_embed` has checked it
-        earlier = None if cache is None else cache.recent
-        if cache is not None and earlier is None:
-            earlier = no_context(embeddings, h.shape[0], h.device)
+        if cache is None:
+            return h + self._scaled(embed_context(embeddings, input_ids, layout, None)[0])
+        recent = cache.layers[-1]
+        new = torch.zeros(h.shape[0], *self._of_tokens[-1], dtype=torch.long, device=h.device)
+        (earlier,) = (new,) if recent.state is None else recent.state
         context, later = embed_context(embeddings, input_ids, layout, earlier)
-        if cache is not None:
-            cache.recent = later
+        recent.state = (later,)
         return h + self._scaled(context)
 
     def _check_length(self, batch: int, length: int, whole: Layout, cache: StreamingCache | None) -> None:
@@ -469,7 +510,7 @@ class LagwiseModel(LagwisePreTrainedModel):
             return
         total = length + (0 if cache is None else cache.seen)
         if whole.seq_idx is not None:  # documents have individual lengths
-            total = int(token_positions(batch, length, whole, None, whole.seq_idx.device).max()) + 1
+            total = int(token_positions(batch, length, whole, whole.seq_idx.device)[0].max()) + 1
         if total > limit:
             raise ValueError(f"this model takes at most {limit} tokens, got {total}")
 

@@ -130,15 +130,9 @@ class MatchEmbedding(nn.Module):
         later = None if table is None else torch.cat([tokens[:, length:], table.flatten(1)], 1)
         return followers.transpose(1, 2), later
 
-    @torch.no_grad()
     def resize(self, vocab_size: int, std: float) -> None:
-        """Change the number of token ids. Rows of new ids begin as normal numbers with a standard deviation."""
-        old, rows = self.table.weight, (vocab_size + 1) * len(self.sizes)
-        if rows == len(old):  # keeps the parameter, which an optimizer may hold
-            return
-        new = old.new_empty(rows, old.shape[1]).normal_(std=std)
-        new[: len(old)] = old[:rows]
-        self.table = nn.Embedding.from_pretrained(new, freeze=not old.requires_grad)
+        """Change the number of token ids, as `resized`."""
+        self.table = resized(self.table, (vocab_size + 1) * len(self.sizes), std)
 
     def _next(self, numbers: Tensor, last: Tensor, real: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
         """`_all` for one token."""
@@ -178,6 +172,17 @@ class MatchEmbedding(nn.Module):
 ContextEmbedding = NgramEmbedding | MatchEmbedding
 
 
+@torch.no_grad()
+def resized(table: nn.Embedding, rows: int, std: float) -> nn.Embedding:
+    """An embedding of another number of ids. Rows of new ids begin as normal numbers with a standard deviation."""
+    old = table.weight
+    if rows == len(old):  # keeps the parameter, which an optimizer may hold
+        return table
+    new = old.new_empty(rows, old.shape[1]).normal_(std=std)
+    new[: len(old)] = old[:rows]
+    return nn.Embedding.from_pretrained(new, freeze=not old.requires_grad)
+
+
 def embed_context(
     embeddings: Sequence[ContextEmbedding], ids: Tensor, layout: Layout, earlier: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
@@ -197,11 +202,6 @@ def _rows(
     if shard is None:
         return embedding.rows(ids, layout, earlier)
     return shard.own(embedding.rows(shard.gathered(ids), shard.whole, None)[0]), None
-
-
-def no_context(embeddings: Sequence[ContextEmbedding], batch: int, device: torch.device) -> Tensor:
-    """Create ``earlier`` of several embeddings for the start of texts."""
-    return torch.zeros(batch, sum(each.state_size for each in embeddings), dtype=torch.long, device=device)
 
 
 def _entry(numbers: Tensor, followers: Tensor) -> Tensor:
@@ -238,7 +238,7 @@ def _positions(ids: Tensor, layout: Layout) -> Tensor | None:
     """Return positions of ids in the documents of packed rows."""
     if layout.seq_idx is None:
         return None
-    return token_positions(ids.shape[0], ids.shape[1], Layout(seq_idx=layout.seq_idx), None, ids.device)
+    return token_positions(ids.shape[0], ids.shape[1], Layout(seq_idx=layout.seq_idx), ids.device)[0]
 
 
 def _numbers(tokens: Tensor, sizes: list[int], positions: Tensor | None) -> list[Tensor]:

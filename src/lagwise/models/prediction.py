@@ -10,6 +10,7 @@ from transformers.utils.generic import ModelOutput, can_return_tuple
 
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.heads import Head, pool, pooled_size
+from lagwise.ops.operation import surely
 from lagwise.tables import check_integer
 
 
@@ -114,5 +115,5 @@ class LagwiseForPrediction(Head):
         if future is not None and tuple(future.shape) != expected:
             raise ValueError(f"future_values must be {expected}, got {tuple(future.shape)}")
         for name, x in (("past_values", past), ("future_values", future)):
-            if x is not None and not torch.compiler.is_compiling() and x.isinf().any():
+            if x is not None and surely(lambda x=x: x.isinf().any()):
                 raise ValueError(f"{name} has infinite values")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
@@ -15,24 +15,14 @@ from lagwise.kernels import LagKernel
 from lagwise.mixers import Mixer
 
 
-def is_sharded(model: nn.Module) -> bool:
-    """Whether a model has a part of its weights in other processes."""
-    return any(isinstance(p, DTensor) for p in model.parameters())
-
-
 @torch.no_grad()
-def whole_state(model: nn.Module) -> dict[str, Tensor]:
-    """Gather all weights and buffers, whole and detached. For a sharded model, every process must call this."""
-    state = model.state_dict()
-    return {n: (t.full_tensor() if isinstance(t, DTensor) else t).detach() for n, t in state.items()}
-
-
 def whole_model(model: Any) -> Any:
-    """The model if it is whole; otherwise, in every process, a copy with whole weights."""
-    if not is_sharded(model):
+    """The model if it is whole; otherwise a copy with whole weights in every process, each of which must call this."""
+    if not any(isinstance(p, DTensor) for p in model.parameters()):
         return model
+    state = {n: t.full_tensor() if isinstance(t, DTensor) else t for n, t in model.state_dict().items()}
     copy = type(model)(model.config)  # `fully_shard`'s class makes whole models
-    copy.load_state_dict(whole_state(model), assign=True)
+    copy.load_state_dict(state, assign=True)
     copy.tie_weights()
     return copy.train(model.training)
 

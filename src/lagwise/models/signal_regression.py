@@ -16,7 +16,6 @@ from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.embeddings import ValueInput, check_scale
 from lagwise.models.heads import Head
 from lagwise.models.modeling import is_loaded
-from lagwise.ops.operation import exporting
 from lagwise.tables import build, check_integer
 
 _FLOOR = 1e-4  # added to the power of a filter before the logarithm, in standardised units
@@ -143,11 +142,9 @@ class SignalOutputs(nn.Module):
             pairs = filtered.unflatten(-1, (2, self.bands))
             gain = 2 * self.gain(hidden).sigmoid().unflatten(-1, (self.features, pairs.shape[2], self.bands))
             gain = gain - 1 + torch.eye(*gain.shape[2:4], dtype=gain.dtype, device=gain.device)[..., None]
-            if exporting():  # generators of C code do not know such an einsum
-                passed = (gain[:, :, :, :, None] * pairs[:, :, None]).sum(3)
-            else:
-                passed = torch.einsum("btjik,btick->btjck", gain, pairs)
-            y = y + passed.flatten(-2) @ self.synthesis
+            # An einsum over i, as a matrix product for each frequency: generators of C code do not know einsums.
+            passed = gain.permute(0, 1, 4, 2, 3) @ pairs.permute(0, 1, 4, 2, 3)
+            y = y + passed.permute(0, 1, 3, 4, 2).flatten(-2) @ self.synthesis
         y = y.transpose(2, 3).flatten(1, 2)
         y = y.to(torch.promote_types(y.dtype, torch.float32))
         if self.std is not None:

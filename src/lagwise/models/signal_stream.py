@@ -23,7 +23,7 @@ _LINEAR_CHUNK = 64  # steps at once for models with fixed features, ten thousand
 
 class SignalStream:
     """Base class that feeds a model a signal while it is recorded: samples come in chunks of any size, and the model
-    reads them in whole steps. Subclasses implement `_step`, and extend `reset`.
+    reads them in whole steps. Subclasses implement `outputs`, and `first` if it needs more than the states of layers.
 
     Args:
         model: A causal model of real values, in evaluation mode, whose weights must not change. Memory is bounded if
@@ -40,8 +40,6 @@ class SignalStream:
     takes_gaps: bool = False
     #: numbers of an output
     size: int
-    #: attributes with the tensors that later steps read, beside the states of the layers
-    carried: tuple[str, ...] = ()
 
     def __init__(self, model: Any, *, chunk: int = 4096):
         if not model.config.causal:
@@ -70,7 +68,7 @@ class SignalStream:
         kind = torch.promote_types(weight.dtype, torch.float32)  # the model standardises samples before it rounds them
         #: samples of the incomplete step, ``(n, features)``
         self.waiting = weight.new_zeros(0, self.features, dtype=kind)
-        self._steps = 0
+        self._carried, self._steps = self.first(), 0
         self._time: float | None = None  # time of the last sample, if samples have times
 
     @property
@@ -132,11 +130,19 @@ class SignalStream:
         x = torch.cat([self.waiting, x])
         whole = len(x) - len(x) % self.stride
         self.waiting = x[whole:].clone()
-        parts = [self._step(part) for part in x[:whole].split(self.chunk * self.stride) if len(part)]
+        parts = []
+        for part in x[:whole].split(self.chunk * self.stride) if whole else ():
+            outputs, self._carried = self.outputs(part, self.cache, self._carried)
+            self._steps += len(part) // self.stride
+            parts.append(outputs)
         return torch.cat(parts) if parts else x.new_zeros(0, self.size)
 
-    def _step(self, samples: Tensor) -> Tensor:
-        """Compute the outputs of whole steps, and add their number to `_steps`."""
+    def first(self) -> dict[str, Any]:
+        """What steps read beside the states of the layers, before the first one."""
+        return {}
+
+    def outputs(self, samples: Tensor, cache: Any, carried: Mapping[str, Any]) -> tuple[Tensor, Mapping[str, Any]]:
+        """The outputs of whole steps, which continue a cache and what the steps before carried, and what they carry."""
         raise NotImplementedError
 
 
@@ -173,53 +179,52 @@ class StreamingClassifier(SignalStream):
             )
         self.is_linear, self.size = isinstance(model, LinearModel), model.num_labels
         self._fixed: Any = model.features if self.is_linear else getattr(model, "wide", None)
-        if isinstance(model, LagwiseForSequenceClassification) and model.config.pooling != "last":
-            self.carried = ("_pooled", "_count")
+        self._pools = isinstance(model, LagwiseForSequenceClassification)
         super().__init__(model, chunk=chunk)
         self.chunk = self.chunk if self._fixed is None else min(self.chunk, _LINEAR_CHUNK)
         if model.config.problem_type == "regression":
             raise ValueError("the model must predict classes, this one is of problem_type 'regression'")
 
-    def reset(self) -> None:
-        """Start again: the next sample is the first of a signal."""
-        super().reset()
-        self._state: Any = None if self._fixed is None else self._fixed.start(1)
-        weight = self.model.classifier.weight
-        wide = torch.float32 if weight.device.type == "mps" else torch.float64  # a sum of 10^7 steps stays exact enough
-        self._pooled = weight.new_zeros(1, 0 if self.is_linear else self.model.config.hidden_size, dtype=wide)
-        self._count = weight.new_zeros(1, dtype=wide)  # steps that are pooled
+    def first(self) -> dict[str, Any]:
+        """The state of fixed features, and the sum of the steps that are pooled, and their number."""
+        carried: dict[str, Any] = {} if self._fixed is None else {"fixed": self._fixed.start(1)}
+        if self._pools and self.model.config.pooling != "last":
+            weight = self.model.classifier.weight
+            wide = torch.float32 if weight.device.type == "mps" else torch.float64  # 10^7 steps stay exact enough
+            carried["pooled"] = weight.new_zeros(1, self.model.config.hidden_size, dtype=wide)
+            carried["count"] = weight.new_zeros(1, dtype=wide)
+        return carried
 
-    def _step(self, samples: Tensor) -> Tensor:
-        """Compute probabilities ``(steps, classes)`` of whole steps."""
-        fixed: Any = None
+    def outputs(self, samples: Tensor, cache: Any, carried: Mapping[str, Any]) -> tuple[Tensor, Mapping[str, Any]]:
+        """Probabilities ``(steps, classes)``."""
+        fixed, after = None, dict(carried)
         if self._fixed is not None:
-            (fixed,), self._state = self._fixed.step(samples[None], self._state)
+            (fixed,), after["fixed"] = self._fixed.step(samples[None], carried["fixed"])
         if self.is_linear:
             logits = self.model.classifier(fixed)
         else:
-            out = self.model.model(input_values=samples[None], cache=self.cache, use_cache=True)
-            hidden = out.last_hidden_state[0]
-            if isinstance(self.model, LagwiseForSequenceClassification):
-                logits = self.model.answer(self._pool(hidden), fixed)
+            hidden = self.model.model(input_values=samples[None], cache=cache, use_cache=True).last_hidden_state[0]
+            if self._pools:
+                logits = self.model.answer(self._pool(hidden, after), fixed)
             else:
                 logits = self.model.classifier(hidden.to(self.model.classifier.weight.dtype))
-        self._steps += len(logits)
         several = self.model.config.problem_type == "multi_label_classification"
-        return logits.sigmoid() if several else logits.softmax(-1)
+        return logits.sigmoid() if several else logits.softmax(-1), after
 
-    def _pool(self, hidden: Tensor) -> Tensor:
-        """The pooled signal, as in the model's head, up to each of these steps."""
+    def _pool(self, hidden: Tensor, carried: dict[str, Any]) -> Tensor:
+        """The pooled signal, as in the model's head, up to each of these steps, which are added to what is carried."""
         pooling = self.model.config.pooling
         if pooling == "last":
             return hidden
-        count = self._count + torch.arange(1, len(hidden) + 1, device=hidden.device)
-        began, self._count = self._count > 0, count[-1:].clone()
+        pooled, before = carried["pooled"], carried["count"]
+        count = before + torch.arange(1, len(hidden) + 1, device=hidden.device)
+        carried["count"] = count[-1:].clone()
         if pooling in ("first", "ends"):
-            self._pooled = torch.where(began, self._pooled, hidden[:1].to(self._pooled))
-            first = self._pooled.to(hidden).expand(len(hidden), -1)
+            carried["pooled"] = torch.where(before > 0, pooled, hidden[:1].to(pooled))
+            first = carried["pooled"].to(hidden).expand(len(hidden), -1)
             return first if pooling == "first" else torch.cat([first, hidden], dim=-1)
-        total = self._pooled + hidden.to(self._pooled.dtype).cumsum(0)
-        self._pooled = total[-1:].clone()
+        total = pooled + hidden.to(pooled.dtype).cumsum(0)
+        carried["pooled"] = total[-1:].clone()
         return (total / count[:, None]).to(hidden)
 
 
@@ -243,17 +248,13 @@ class StreamingRegressor(SignalStream):
         if not isinstance(model, LagwiseForSignalRegression):
             raise ValueError(f"model must be a LagwiseForSignalRegression, got {type(model).__name__}")
         self.delay, self.size = model.outputs.delay, model.outputs.features
-        self.carried = ("_before",) if model.outputs.window else ()
         super().__init__(model, chunk=chunk)
 
     def reset(self) -> None:
         """Start again: the next sample is the first of a signal."""
         super().reset()
-        outputs, weight = self.model.outputs, next(self.model.parameters())
-        before = outputs.before if outputs.window else 0
-        self._before = weight.new_zeros(1, before, self.features - self.timed, dtype=self.waiting.dtype)
         self._early = self.delay  # outputs to drop, which belong before the first sample
-        self._last: Tensor | None = None
+        self._last = self.waiting  # the last sample, if there is one
 
     @property
     def latency(self) -> int:
@@ -263,22 +264,30 @@ class StreamingRegressor(SignalStream):
     def finish(self) -> Tensor:
         """The outputs ``(m, outputs)`` of the last samples, whose delay has not passed: the last sample is repeated, as
         by `lagwise predict`. The next push starts another signal."""
-        count, last = self.samples, self.waiting[-1:] if len(self.waiting) else self._last
-        if last is None:
-            return self.waiting.new_zeros(0, self.size)
+        count = self.samples
         returned = self._steps * self.stride - self.delay + self._early  # outputs so far
-        steps = -(-(count + self.delay) // self.stride)
-        outputs = self._through(last.expand(steps * self.stride - count, -1))[: count - returned]
+        steps = -(-(count + self.delay) // self.stride) if count else 0
+        outputs = self._through(self._last.expand(steps * self.stride - count, -1))[: count - returned]
         self.reset()
         return outputs
 
-    def _step(self, samples: Tensor) -> Tensor:
-        y, before, _ = self.model.answer(samples[None], self._before, cache=self.cache)
-        self._before = self._before if before is None else before
-        self._steps += len(samples) // self.stride
-        self._last = samples[-1:]
-        outputs, self._early = y[0, self._early :], max(0, self._early - len(samples))
-        return outputs
+    def _through(self, x: Tensor) -> Tensor:
+        self._last = x[-1:] if len(x) else self._last
+        outputs = super()._through(x)
+        early, self._early = self._early, max(0, self._early - len(outputs))
+        return outputs[early:]
+
+    def first(self) -> dict[str, Any]:
+        """The standardised samples that the windows of later steps reach back to."""
+        outputs = self.model.outputs
+        if not outputs.window:
+            return {}
+        return {"before": self.waiting.new_zeros(1, outputs.before, self.features - self.timed)}
+
+    def outputs(self, samples: Tensor, cache: Any, carried: Mapping[str, Any]) -> tuple[Tensor, Mapping[str, Any]]:
+        """Output samples ``(samples, outputs)``, those before the first sample included."""
+        y, before, _ = self.model.answer(samples[None], carried.get("before"), cache=cache)
+        return y[0], {} if before is None else {"before": before}
 
 
 @torch.inference_mode()
@@ -313,29 +322,21 @@ class SignalStep(StreamingStep):
             )
         super().__init__(model)
         self.stream: Any = stream_of(self.model)
+        self.carried = [*self.stream.first()]  # names of states beside those of the layers
         regresses = isinstance(stream, StreamingRegressor)
         self.output = "outputs" if regresses else "probabilities"  # name of the outputs
         self.shape = (stream.stride, stream.size) if regresses else (stream.size,)  # of the outputs of a step
 
     @torch.no_grad()
     def start(self, batch_size: int = 1) -> dict[str, Tensor]:
-        self.stream.reset()
-        return {**super().start(batch_size), **self._carried()}
+        return {**super().start(batch_size), **self.stream.first()}
 
     def forward(self, samples: Tensor, state: Mapping[Any, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        stream, tensors = self.stream, list(state.values())
-        stream.reset()
-        self._fill(stream.cache, rebuilt(self._tree, iter(tensors)))
-        own = tensors[len(tensors) - len(stream.carried) :]
-        vars(stream).update(zip(stream.carried, own, strict=True), _early=0)
-        outputs = stream._step(samples)
-        return outputs.reshape(self.shape), {
-            **dict(named_tensors(self._cached_states(stream.cache))),
-            **self._carried(),
-        }
-
-    def _carried(self) -> dict[str, Tensor]:
-        return {name.strip("_"): getattr(self.stream, name) for name in self.stream.carried}
+        tensors, cache = iter(state.values()), self.model.model.new_cache()
+        cache.states = rebuilt(self._tree, tensors)
+        carried = dict(zip(self.carried, tensors, strict=True))
+        outputs, carried = self.stream.outputs(samples, cache, carried)
+        return outputs.reshape(self.shape), {**dict(named_tensors(tuple(cache.states))), **carried}
 
 
 def stream_of(model: Any) -> SignalStream:
@@ -343,9 +344,9 @@ def stream_of(model: Any) -> SignalStream:
     return (StreamingRegressor if isinstance(model, LagwiseForSignalRegression) else StreamingClassifier)(model)
 
 
+@torch.inference_mode()
 def outputs_of_steps(model: Any, samples: Tensor) -> Tensor:
-    """The stream's outputs for samples ``(steps * stride, features)``, those before the first sample included:
-    ``(steps * outputs of a step, size)``."""
+    """The outputs of a stream's first steps for samples ``(steps * stride, features)``, those before the first sample
+    included: ``(steps * outputs of a step, size)``."""
     stream = stream_of(model)
-    vars(stream).update(_early=0)
-    return stream.push(samples)
+    return stream.outputs(samples, stream.cache, stream.first())[0]

@@ -14,8 +14,7 @@ from lagwise.mixers.derived import frozen
 from lagwise.mixers.state import eager_state, fixed_start, fixed_state, named_tensors, rebuilt
 from lagwise.models.cache import StreamingCache
 from lagwise.models.heads import VocabularyHead
-from lagwise.models.inputs import check_vocabulary
-from lagwise.models.ngrams import no_context
+from lagwise.models.inputs import check_ids
 from lagwise.ops.streaming import OnlineFollower
 
 #: Maps the last tokens ``(batch,)`` to logits ``(batch, vocab_size)``, and updates its own state tensors.
@@ -55,24 +54,19 @@ class StreamingStep(nn.Module):
         self.online = online
         self.model = frozen(model, "online" if online else "fixed")
         vars(self.model).pop("forward", None)  # remove wrappers, which would call the original model
-        # Attributes of a cache that the state includes.
-        self.token_attributes = [
-            *(["real"] if model.config.position_embedding != "none" else []),
-            *(["recent"] if model.model.context_embeddings else []),
-        ]
         self._require_fixed_shapes()
-        self._tree = self._states(1)
+        self._tree = self._start(1)
 
     @torch.no_grad()
     def start(self, batch_size: int) -> dict[str, Tensor]:
         """The state before the first token."""
-        return dict(named_tensors(self._states(batch_size)))
+        return dict(named_tensors(self._start(batch_size)))
 
     def forward(self, tokens: Tensor, state: Mapping[Any, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         cache = self.model.model.new_cache()
-        self._fill(cache, rebuilt(self._tree, iter(state.values())))
+        cache.states = rebuilt(self._tree, iter(state.values()))
         logits = self.model(tokens[:, None], cache=cache, use_cache=True).logits
-        return logits[:, -1], dict(named_tensors(self._cached_states(cache)))
+        return logits[:, -1], dict(named_tensors(tuple(cache.states)))
 
     @torch.no_grad()
     def take(self, cache: StreamingCache) -> tuple[dict[str, Tensor], list[OnlineFollower]]:
@@ -80,34 +74,17 @@ class StreamingStep(nn.Module):
 
         Returns the state and its followers.
         """
-        state, followers = fixed_state(self._cached_states(cache), self._tree)
+        state, followers = fixed_state(tuple(cache.states), self._tree)
         return dict(named_tensors(state)), followers
 
     @torch.no_grad()
     def give(self, state: Sequence[Tensor], cache: StreamingCache, followers: Sequence[OnlineFollower] = ()) -> None:
         """The inverse of `take`: write a state into a cache. The caller updates the cache's counts."""
         fixed = rebuilt(self._tree, iter(state))
-        self._fill(cache, eager_state(fixed, self._eager_states(1), iter(followers)))
+        cache.states = eager_state(fixed, self.model.model.init_states(1), iter(followers))
 
-    def _states(self, batch_size: int) -> tuple[Any, ...]:
-        return fixed_start(self._eager_states(batch_size), online=self.online)
-
-    def _eager_states(self, batch_size: int) -> tuple[Any, ...]:
-        """The states of all layers before the first token, and of the attributes about tokens."""
-        states = [part.init_state(batch_size) for part in self.model.model.streamed]
-        if "real" in self.token_attributes:
-            states.append((torch.zeros(batch_size, dtype=torch.long, device=self.model.device),))
-        if "recent" in self.token_attributes:
-            states.append((no_context(self.model.model.context_embeddings, batch_size, self.model.device),))
-        return tuple(states)
-
-    def _fill(self, cache: StreamingCache, states: Sequence[Any]) -> None:
-        cache.states = states[: len(cache.layers)]
-        for name, (state,) in zip(self.token_attributes, states[len(cache.layers) :], strict=True):
-            setattr(cache, name, state)
-
-    def _cached_states(self, cache: StreamingCache) -> tuple[Any, ...]:
-        return (*cache.states, *((getattr(cache, name),) for name in self.token_attributes))
+    def _start(self, batch_size: int) -> tuple[Any, ...]:
+        return fixed_start(self.model.model.init_states(batch_size), online=self.online)
 
     @torch.no_grad()
     def _require_fixed_shapes(self) -> None:
@@ -176,8 +153,7 @@ class InPlaceStep:
             if self._weights != _versions(model) and not self.use(model, StreamingStep(model, online=True)):
                 return None
             stream = InPlaceStream(self, cache)
-        if ids.device.type == "cpu":  # on other devices the host would wait for the values
-            check_vocabulary(ids, model.config.vocab_size)
+        check_ids("input_ids", ids, model.config.vocab_size)
         return stream.step(ids[:, 0].long().contiguous())  # dtype and layout of the example inputs
 
 

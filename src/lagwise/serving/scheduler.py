@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import logging
-import math
 import random
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from lagwise.data import spellings
 from lagwise.data.tokenizers import is_byte_level
 from lagwise.models.causal_lm import LagwiseForCausalLM
-from lagwise.models.generation import TextWriter, end_tokens
+from lagwise.models.generation import NO_NUMBERS, Sampling, TextWriter, draw, end_tokens
 from lagwise.models.inputs import check_prompt_length
 from lagwise.models.session import Prompt, StreamingSession
-from lagwise.ops.constants import moved
 from lagwise.tables import check_integer
 
 _CONTEXT_TOKENS = 8  # last tokens of a prompt that are decoded with the next ones, whose text depends on them
@@ -36,56 +32,6 @@ class Busy(Exception):
 
 class Stopped(Exception):
     """The server is shutting down."""
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Options of sampling and stopping.
-
-    Args:
-        max_tokens: Maximum number of tokens to add; by default as many as the server and the model allow.
-        temperature: Sampling temperature; 0 is greedy.
-        top_p: Sample from the most likely tokens whose probabilities sum to at least this.
-        seed: Seed for reproducible texts.
-        stop: Texts before which the output ends.
-        logprobs: Number of most likely tokens whose log-probabilities the answer has in addition to those of its own
-            tokens; by default it has none.
-    """
-
-    max_tokens: int | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    logprobs: int | None = None
-
-
-def draw(logits: Tensor, rules: Sequence[tuple[Sampling, random.Random]]) -> list[int]:
-    """Choose one token per row: the most likely one, or a sample by temperature and ``top_p``.
-
-    Args:
-        logits: ``(rows, vocab_size)``.
-        rules: Options and random number generator of each row.
-
-    Returns:
-        A token of each row, -1 if its logits have NaN or are all -inf. On a GPU these are the only values read.
-    """
-    tokens = logits.argmax(dim=1)
-    if any(rule.temperature > 0 for rule, _ in rules):
-        dtype = torch.float32 if logits.device.type == "mps" else torch.float64
-        options = [(r.temperature, r.top_p, n.random() if r.temperature > 0 else 0.0) for r, n in rules]
-        temperature, top_p, uniform = moved(torch.tensor(options, dtype=dtype).t()[..., None], logits.device)
-        scores, order = logits.to(dtype).sort(dim=1, descending=True)
-        # Subtract the largest score first: division by a temperature near 0 could overflow.
-        probability = ((scores - scores[:, :1]) / temperature.where(temperature > 0, 1)).softmax(dim=1)
-        before = probability.cumsum(dim=1) - probability
-        total = probability.masked_fill(before >= top_p, 0).cumsum(dim=1)
-        index = torch.searchsorted(total, uniform * total[:, -1:], right=True)
-        # A number near 1 may be rounded up to the total.
-        last = ((before < top_p).sum(dim=1, keepdim=True) - 1).clamp(min=0)  # no token qualifies if logits are NaN
-        samples = order.gather(1, torch.minimum(index, last))
-        tokens = torch.where(temperature > 0, samples, tokens[:, None]).squeeze(1)
-    return tokens.masked_fill(~(logits.amax(dim=1) > -math.inf), -1).tolist()
 
 
 class TokenLogprobs(NamedTuple):
@@ -332,7 +278,7 @@ class Scheduler:
             tokens = draw(self.session.logits, [(answer.sampling, answer.numbers) for answer in answers])
             token_of = dict(zip(handles, tokens, strict=True))
             for answer in (answer for answer, token in zip(answers, tokens, strict=True) if token < 0):
-                answer.end("error", FloatingPointError("the model's logits are NaN, or all -inf"))
+                answer.end("error", FloatingPointError(NO_NUMBERS))
             for answer, token, logits in zip(answers, tokens, self.session.logits, strict=True):
                 if token >= 0 and token not in self._ends:
                     answer.note(token, logits)

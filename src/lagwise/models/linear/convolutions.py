@@ -212,18 +212,17 @@ class Convolutions(nn.Module):
         position: ``(batch, length)`` of the last ones in their series, -1 at padding."""
         past, parts, start = z.shape[1] - position.shape[1], [], 0
         at_once = each or traced() or position.numel() <= _FEW  # few operations, with all values in memory
-        kernel = torch.arange(KERNELS, device=z.device)
         padding = position < 0 if padded else None
         for index, (dilation, count) in enumerate(zip(self.dilations, self.thresholds, strict=True)):
             first, biases = (_TAPS - 1) * dilation, self.biases[:, start : start + count]
             if at_once:
-                missed = torch.where((kernel + index) % 2 == 1, first, 0)
-                y = self._convolved(z, index, past).masked_fill(position[:, None] < missed[:, None], -torch.inf)
+                hidden = position[:, None] < self._missed(index)[:, None]
+                y = self._convolved(z, index, past).masked_fill(hidden, -torch.inf)
                 parts.append(_exceeded(y, biases, each))
             else:
-                hidden = padding, position < first
+                left_out = padding, position < first
                 convolved = (
-                    _hide(_convolution(inputs, number), hidden[(number + index) % 2])
+                    _hide(_convolution(inputs, number), left_out[(number + index) % 2])
                     for number, inputs in enumerate(_by_kernel(self._lagged(z, index, past)))
                 )
                 parts.append(_counted(convolved, biases))
@@ -236,15 +235,14 @@ class Convolutions(nn.Module):
     def _shares(self, counts: Tensor, seen: Tensor) -> Tensor:
         """Divide counts ``(batch, size)`` by the numbers of samples that were compared, of ``seen (batch,)``
         samples."""
-        kernel, parts, start = torch.arange(KERNELS, device=counts.device), [], 0
-        for index, (dilation, count) in enumerate(zip(self.dilations, self.thresholds, strict=True)):
-            missed = torch.where((kernel + index) % 2 == 1, (_TAPS - 1) * dilation, 0)
-            compared = (seen[:, None] - missed).clamp(min=1).repeat_interleave(count, 1)
-            parts.append(counts[:, start : start + KERNELS * count] / compared)
-            start += KERNELS * count
-        if self.levels:
-            parts.append(counts[:, start:] / seen[:, None].clamp(min=1))
-        return torch.cat(parts, 1).to(self.biases.dtype)
+        missed = [self._missed(index).repeat_interleave(count) for index, count in enumerate(self.thresholds)]
+        missed.append(missed[0].new_zeros(KERNELS * self.levels))
+        return (counts / (seen[:, None] - torch.cat(missed)).clamp(min=1)).to(self.biases.dtype)
+
+    def _missed(self, index: int) -> Tensor:
+        """The first samples that each kernel with a dilation does not count."""
+        kernel = torch.arange(KERNELS, device=self.biases.device)
+        return torch.where((kernel + index) % 2 == 1, (_TAPS - 1) * self.dilations[index], 0)
 
 
 def _by_kernel(lagged: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:

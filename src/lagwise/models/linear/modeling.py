@@ -19,7 +19,7 @@ from lagwise.models.linear.convolutions import Convolutions
 from lagwise.models.linear.ngrams import Ngrams, Sparse
 from lagwise.models.linear.patches import Patches
 from lagwise.models.remote_code import LoadedSafely
-from lagwise.ops.operation import traced
+from lagwise.ops.operation import surely
 from lagwise.tables import build, check_integer, known
 
 #: Features by name. Each is constructed with the number of channels, or of token ids, and its options.
@@ -103,11 +103,10 @@ class LinearModel(LoadedSafely, PreTrainedModel):
 
     def _check(self, x: Tensor, mask: Tensor | None = None) -> None:
         self.input_type.check(x, self.config)
-        if mask is not None and not traced():
-            if mask.shape != x.shape[:2]:
-                raise ValueError(f"attention_mask must be (batch, length) = {tuple(x.shape[:2])}, got {mask.shape}")
-            if not mask.any(dim=1).all():
-                raise ValueError("attention_mask leaves a row without anything to classify")
+        if mask is not None and mask.shape != x.shape[:2]:
+            raise ValueError(f"attention_mask must be (batch, length) = {tuple(x.shape[:2])}, got {mask.shape}")
+        if mask is not None and surely(lambda: not mask.any(dim=1).all()):
+            raise ValueError("attention_mask leaves a row without anything to classify")
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
