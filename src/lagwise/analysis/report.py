@@ -14,7 +14,7 @@ from lagwise.models import generate_text, load_model
 from lagwise.models.embeddings import patch_side
 from lagwise.runs.evaluate import EVALUATION_FILE, open_run
 from lagwise.tasks import Table
-from lagwise.training import final_model, joined_answer, kept_first_answer, logged_headline, read_metrics
+from lagwise.training import logged_headline, outcome, read_metrics
 
 _MAX_KERNEL_LAGS = 2048
 _SAMPLE_TOKENS = 300
@@ -103,14 +103,8 @@ def training_facts(folder: Path, recipe: Any, task: Any, metrics: Sequence[Mappi
         step, best = (max if greater_is_better else min)(scores, key=lambda point: point[1])
         facts[f"best validation {label}"] = f"{best:.4f} at step {step:,}"
         facts[f"last validation {label}"] = f"{scores[-1][1]:.4f}"
-    if both := joined_answer(folder):
-        facts[f"validation {label} of both"] = f"{both['trained'][both['metric']]:.4f}"
-    if kept_first_answer(folder):
-        facts["model"] = "the first answer"
-    elif both:
-        facts["model"] = f"the first answer and the layers, with a share of {both['share']:.2f}"
-    elif kept := final_model(recipe, task, metrics):
-        facts["model"] = f"of step {kept[0]:,}, the {recipe.training.select} one"
+    if ending := outcome(folder, recipe, task, metrics):
+        facts["model"], facts[f"its validation {label}"] = ending[0], f"{ending[1][name]:.4f}"
     return facts
 
 

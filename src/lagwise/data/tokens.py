@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ from lagwise.data.reading import (
     read_text,
 )
 from lagwise.data.splits import SPLITS, TEXT_HELD_OUT, Share, deal, split_shares
-from lagwise.data.tokenizers import BYTE_PAIRS, encode_texts, load_tokenizer, tokenizer_folder
+from lagwise.data.tokenizers import BYTE_PAIRS, encode_texts, load_tokenizer, tokenizer_files, tokenizer_folder
 from lagwise.files import file_digest
 from lagwise.progress import progress_bar
 from lagwise.tables import shown
@@ -44,7 +43,6 @@ _FEW_DOCUMENTS = 20  # fewer are each cut in three, more are split whole
 # folders of the standard library that are no source
 _SKIPPED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib2to3", "ensurepip"}
 _FORMAT = 1  # raise when the token files' meaning changes
-_TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "vocab.txt"}
 _CHUNK_CHARACTERS = 1 << 16  # characters that the tokenizer encodes at a time, about
 _BATCH_CHARACTERS = 1 << 22  # characters encoded in parallel, about
 
@@ -320,18 +318,8 @@ def content_key(source: DataSource, tokenizer: str, vocab_size: int) -> str:
         parts.append(str(vocab_size))
     elif folder := tokenizer_folder(tokenizer):
         parts[2] = "folder"
-        for file in sorted(folder.glob("*")):
-            if file.name in _TOKENIZER_FILES or file.suffix == ".model":
-                parts.append(f"{file.name}:{file_digest(file).hex()}")
+        parts += [f"{file.name}:{file_digest(file).hex()}" for file in tokenizer_files(folder)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
-
-
-def copy_tokenizer(folder: Path, target: Path) -> None:
-    """Copy the files that make a tokenizer. `content_key` is the same for the copy."""
-    target.mkdir()
-    for file in sorted(folder.glob("*")):
-        if file.name in _TOKENIZER_FILES or file.suffix == ".model":
-            shutil.copyfile(file, target / file.name)
 
 
 def _encode(source: Source, name: str, vocab_size: int, folder: Path, progress: bool) -> dict[str, Any]:

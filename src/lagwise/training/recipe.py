@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Annotated, Any
@@ -16,7 +17,6 @@ import yaml
 from pydantic import Field
 
 from lagwise.data.options import AUTO, DataOptions, upgraded
-from lagwise.data.tokenizers import tokenizer_folder
 from lagwise.files import expanded, one_line
 from lagwise.models.presets import GRID_PRESETS, PRESETS
 from lagwise.outside import Registry
@@ -40,7 +40,6 @@ _FINAL_RATE = 1e-7  # learning rate at the end of the polynomial schedule, as in
 _MAX_BYTES = 2**20  # of a recipe file
 _MAX_NODES, _MAX_DEPTH = 10_000, 50  # values with aliases expanded, and levels of nesting
 START = "init_from"  # the key of a model that names a run to start from
-_OTHER_DATA = ("noise",)  # options of tasks that name data beside data.source
 _PACKAGES = Registry("package of recipes", None, "lagwise.recipes", {"lagwise": "lagwise"})
 
 
@@ -141,6 +140,12 @@ class Recipe:
         """The recipe as a file that `load_recipe` reads as the same recipe, with any overrides."""
         values = {name: value for name, value in dataclasses.asdict(self).items() if value or name != "words"}
         return yaml.safe_dump(values, sort_keys=False)
+
+    def as_json(self) -> dict[str, Any]:
+        """The recipe as JSON values, without the fields of other models."""
+        values = json.loads(json.dumps(dataclasses.asdict(self)))
+        del values["words"]
+        return values
 
 
 def recipe_names() -> list[str]:
@@ -393,19 +398,6 @@ def _check(recipe: Recipe) -> None:
     )
 
 
-def rooted(recipe: Recipe) -> Recipe:
-    """Make local paths of a recipe absolute, so that its run is valid from any folder."""
-
-    def whole(name: Any) -> Any:  # of an existing file or folder; other names, such as those of hubs, are unchanged
-        return str(expanded(name).resolve()) if isinstance(name, str) and expanded(name).exists() else name
-
-    data, folder = recipe.data, tokenizer_folder(recipe.data.tokenizer)
-    source = data.source if data.source == "stdlib" else whole(data.source)
-    tokenizer = data.tokenizer if folder is None else whole(data.tokenizer)
-    task = {name: whole(value) if name in _OTHER_DATA else value for name, value in recipe.task.items()}
-    return replace(recipe, task=task, data=replace(data, source=source, tokenizer=tokenizer))
-
-
 class _Loader(yaml.SafeLoader):
     """A YAML loader without octal numbers such as 010 (8) and sexagesimal numbers such as 1:30 (90)."""
 
@@ -423,35 +415,26 @@ def parsed(text: bytes | str, subject: str) -> Any:
     try:
         loader = _Loader(text)
         root = loader.get_single_node()
-        if not _is_moderate(root):
-            raise ValueError(f"it has over {_MAX_NODES} values, aliases written out, or is over {_MAX_DEPTH} deep")
+        _check_size(root)
         return None if root is None else loader.construct_document(root)
     except (yaml.YAMLError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{subject} is not valid YAML: {one_line(error)}") from error
 
 
-def _is_moderate(root: yaml.Node | None) -> bool:
-    """Whether a document is neither large nor deep. An alias counts as the node it refers to, because a few lines of
-    aliases can expand to any size, or contain themselves."""
+def _check_size(root: yaml.Node | None) -> None:
+    """Raise ValueError for a large or deep document, or a key that occurs twice, of which YAML's readers drop one
+    value. An alias counts as the node it refers to, because a few lines of aliases can expand to any size, or contain
+    themselves."""
     waiting, count = [(root, 1)], 0
     while waiting:
         node, depth = waiting.pop()
         count += 1
         if count > _MAX_NODES or depth > _MAX_DEPTH:
-            return False
-        if isinstance(node, yaml.MappingNode):
-            _require_distinct(node)
-            waiting += ((part, depth + 1) for pair in node.value for part in pair)
-        elif isinstance(node, yaml.SequenceNode):
-            waiting += ((part, depth + 1) for part in node.value)
-    return True
-
-
-def _require_distinct(node: yaml.MappingNode) -> None:
-    """Raise ValueError for a key that occurs twice: YAML's readers would drop one of the values."""
-    keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-    seen: set[str] = set()
-    for key in keys:
-        if key.value in seen:
-            raise ValueError(f"{key.value!r} occurs twice, again in line {key.start_mark.line + 1}")
-        seen.add(key.value)
+            raise ValueError(f"it has over {_MAX_NODES} values, aliases written out, or is over {_MAX_DEPTH} deep")
+        parts: list[yaml.Node] = list(node.value) if isinstance(node, yaml.SequenceNode) else []
+        keys: dict[str, yaml.Node] = {}
+        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(key, yaml.ScalarNode) and keys.setdefault(key.value, key) is not key:
+                raise ValueError(f"{key.value!r} occurs twice, again in line {key.start_mark.line + 1}")
+            parts += [key, value]
+        waiting += ((part, depth + 1) for part in parts)
