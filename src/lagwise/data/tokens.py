@@ -15,7 +15,17 @@ import numpy as np
 
 from lagwise.cache import cached_folder, default_cache
 from lagwise.data.examples import TrainingWindows
-from lagwise.data.find import Data, DataSource, Named, check_file, find, named_splits, split_word, standard_input
+from lagwise.data.find import (
+    Data,
+    DataSource,
+    Named,
+    check_file,
+    find,
+    named_splits,
+    require_files,
+    split_word,
+    standard_input,
+)
 from lagwise.data.options import TRAINED_TOKENIZERS
 from lagwise.data.reading import (
     COMPRESSIONS,
@@ -116,7 +126,8 @@ def open_source(name: Data) -> Source:
     words = {file: split_word(file.relative_to(path)) for file in files}
     if not {"valid", "test"} & {*words.values()}:  # train alone does not say what is held out
         words = dict.fromkeys(files)
-    named, notes = named_splits(path, at.below, words)
+    fields = named_splits(at, words)
+    named, notes = fields["files"], fields["file_notes"]
     if "train" not in named:
         raise ValueError(
             f"{name!r} has no file to train on, only {' and '.join(named)} by the names in it; add one with train "
@@ -152,13 +163,10 @@ def _texts_in(at: Named) -> list[Path]:
         packed = is_compressed(file) and file.suffix.lower() != ".zip"
         return packed or inner_suffix(file) in SUFFIXES or has_records(file)
 
-    likely = list(filter(is_text, at.below))
-    files = [file for file in likely if inner_suffix(file) != ".json"] or likely  # beside texts it describes them
-    for file in files or at.below:
+    likely = require_files(at, list(filter(is_text, at.below)), f"{', '.join(SUFFIXES)} (each also {COMPRESSIONS})")
+    for file in likely:
         check_file(file)
-    if not files:
-        raise ValueError(f"no {', '.join(SUFFIXES)} file (each also {COMPRESSIONS}) in folder {str(at.path)!r}")
-    return files
+    return [file for file in likely if inner_suffix(file) != ".json"] or likely  # beside texts it describes them
 
 
 def _by_file(name: str, files: list[Path], notes: tuple[str, ...] = ()) -> Source:

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from lagwise.training.folder import (
         data_unchanged,
         load_run,
-        logged_headline,
         make_task,
         read_metrics,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,7 @@ from lagwise.files import (
 )
 from lagwise.models.conversion import CONVERSION_FILE
 from lagwise.tables import build, shown, typed
-from lagwise.tasks import TASKS, Metric, Task
-from lagwise.tasks.labelled import headline_of
+from lagwise.tasks import TASKS, Task
 from lagwise.training.recipe import Recipe, load_recipe, parsed
 
 METRICS_FILE = "metrics.jsonl"
@@ -80,15 +79,6 @@ def make_task(recipe: Recipe) -> Task:
     """Build the recipe's task, without its data. ValueError for unknown names and options out of range."""
     data = replace(recipe.data)  # the task fills in its default source
     return build(TASKS, recipe.task, data, what="task", prefix="task.")
-
-
-def logged_headline(task: Task, metrics: Sequence[Mapping[str, float]]) -> Metric:
-    """Return the headline of a run from the lines of its log, which know the kind of labels that was found in the
-    data."""
-    logged = {name for line in metrics for name in line}
-    if f"eval_{task.headline.name}" in logged:
-        return task.headline
-    return next((headline_of(name) for name in ("pearson", "micro_f1") if f"eval_{name}" in logged), task.headline)
 
 
 def data_unchanged(out: Path, recipe: Recipe) -> bool:

@@ -40,7 +40,6 @@ from lagwise.training.folder import (
     check_resumable,
     data_unchanged,
     load_run,
-    logged_headline,
     make_task,
     newest_whole_checkpoint,
     read_metrics,
@@ -237,7 +236,7 @@ def outcome(
         return "the first answer", about["scores"]
     if "share" in about:
         return f"the first answer and the trained layers (a share of {about['share']:.2f})", about["trained"]
-    headline = logged_headline(task, metrics)
+    headline = task.logged_headline(metrics)
     scores = {int(line["step"]): line[name] for line in metrics if (name := f"eval_{headline.name}") in line}
     if not scores:
         return None
