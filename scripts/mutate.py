@@ -39,7 +39,7 @@ CONTROL = 10  # before each tenth mutant, its tests run without it, and must pas
 # What is not one package with the tests of its name: sources in src/lagwise, and tests in tests, slow ones too.
 PARTS = {
     "fits": (
-        "forecasting/smoothing.py forecasting/moments.py forecasting/solving.py forecasting/fitting.py",
+        "forecasting/smoothing.py forecasting/moments.py forecasting/fitting.py",
         "forecasting/test_smoothing.py forecasting/test_moments.py forecasting/test_unobserved.py",
     ),
     "conversion": ("models/conversion.py runs/convert.py", "models/test_conversion.py runs/test_convert_run.py"),
