@@ -42,7 +42,7 @@ PARTS = {
     "ops": ("ops", "ops mixers kernels models/test_padding_anywhere.py"),
     "mixers": ("mixers", "mixers ops"),
     "fits": (
-        "forecasting/smoothing.py forecasting/moments.py forecasting/solving.py forecasting/fitting.py",
+        "forecasting/smoothing.py forecasting/moments.py forecasting/fitting.py",
         "forecasting/test_smoothing.py forecasting/test_moments.py forecasting/test_unobserved.py",
     ),
     "conversion": ("models/conversion.py runs/convert.py", "models/test_conversion.py runs/test_convert_run.py"),

@@ -11,7 +11,7 @@ import torch
 from lagwise.analysis import LayerKernel, learned_kernels
 from lagwise.analysis.kernels import kernel_curves, kernel_matrices
 from lagwise.mixers import ToeplitzMixer
-from lagwise.tasks.figures import length_curve, loss_curve
+from lagwise.tasks.figures import length_curve, metric_curve
 
 
 def test_learned_kernels_equal_the_mixers_taps() -> None:
@@ -37,9 +37,9 @@ def test_plotted_curves_have_the_kernels_values() -> None:
     line = length_curve(scores, "bits_per_byte", "bits per byte", trained_at=512).axes[0].lines[0]
     assert line.get_xydata().tolist() == [[512, 2.0], [1024, 1.9]]
     metrics = [{"step": 1, "loss": math.log(2)}, {"step": 1, "eval_bits_per_byte": 1.5}]
-    train_line, valid_line = loss_curve(metrics, bytes_per_token=2.0).axes[0].lines
-    assert train_line.get_xydata().tolist() == [[1, 0.5]]
-    assert valid_line.get_xydata().tolist() == [[1, 1.5]]
+    train, valid = metric_curve(metrics, "bits_per_byte", "bits per byte").axes
+    assert train.lines[0].get_xydata().tolist() == [[1, math.log(2)]]
+    assert valid.lines[0].get_xydata().tolist() == [[1, 1.5]]
     kernel = LayerKernel("0", np.array([[3.0, 0.0, -4.0, 0.0]]))
     assert kernel_curves([kernel]).axes[0].lines[-2].get_ydata().tolist() == [3, 0, 4, 0]
     assert (

@@ -72,7 +72,7 @@ def test_the_report_is_self_contained(tiny_run: Path) -> None:
     page.check()
     assert page.tags.count("svg") == 4
     assert page.texts["title"] == f"{ODD}: language modelling"
-    assert "of step 6, the last one" in page.texts["summary"]
+    assert "the model of step 6, the last" in page.texts["summary"]
     assert len(page.texts["a-sample"]) > 100  # the model's text
     assert "gzip" in page.texts["results"]
     assert "best validation bits/byte" in page.texts["summary"]

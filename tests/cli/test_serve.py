@@ -37,23 +37,17 @@ def test_a_port_in_use_is_found_before_the_model_is_loaded(tmp_path: Path) -> No
         port = taken.getsockname()[1]
         result = CliRunner().invoke(app, ["serve", str(tmp_path), "--port", str(port)])
     assert isinstance(result.exception, ValueError)
-    assert str(result.exception) == f"port {port} is in use by another program; choose another with --port"
+    assert f"cannot listen on port {port} of '127.0.0.1' (Address already in use" in str(result.exception)
     assert result.output == ""
 
 
-@pytest.mark.parametrize(
-    ("host", "message"),
-    [
-        ("203.0.113.7", "'203.0.113.7' is not an address of this machine; choose one with --host"),
-        ("no.such.host.invalid", "the server cannot listen on --host 'no.such.host.invalid' --port "),
-    ],
-)
-def test_addresses_that_a_server_cannot_have(host: str, message: str, tmp_path: Path, port: int) -> None:
+@pytest.mark.parametrize("host", ["203.0.113.7", "no.such.host.invalid"])
+def test_addresses_that_a_server_cannot_have(host: str, tmp_path: Path, port: int) -> None:
     pytest.importorskip("fastapi")
     pytest.importorskip("uvicorn")
     result = CliRunner().invoke(app, ["serve", str(tmp_path), "--host", host, "--port", str(port)])
     assert isinstance(result.exception, ValueError)
-    assert message in str(result.exception)
+    assert f"the server cannot listen on port {port} of {host!r}" in str(result.exception)
 
 
 def test_missing_packages_are_named(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

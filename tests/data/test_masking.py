@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 from transformers import PreTrainedTokenizerFast
 
-from lagwise.data.examples import MaskedExamples, Masking, collate_documents, document_of
+from lagwise.data.masking import MaskedExamples, Masking, collate_documents, document_of
 from lagwise.data.tokenizers import load_tokenizer, with_mask, word_edges, word_tokenizer
 
 TEXT = "The whale, that is to say, the grey one's tail; 1851 naïve sailors saw it again and again. " * 40

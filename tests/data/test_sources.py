@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import lzma
@@ -229,11 +228,6 @@ def test_a_pipe_is_read_once(tmp_path: Path) -> None:
         threading.Thread(target=pipe.write_text, args=(text,), daemon=True).start()
         assert open_rows(str(pipe)).read()["train"].column_names == columns
         assert open_rows(str(pipe)).read()["train"]["text"] == ["x"]
-
-
-def test_a_file_that_was_compressed_twice_is_read(tmp_path: Path) -> None:
-    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(gzip.compress(TEXT.encode())))
-    assert [*map("".join, document_parts(tmp_path / "a.txt.gz"))] == [TEXT]
 
 
 class Streamed:

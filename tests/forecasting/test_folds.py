@@ -9,7 +9,7 @@ import pytest
 from numpy.lib.stride_tricks import sliding_window_view
 
 from lagwise.forecasting import LagForecaster
-from lagwise.forecasting.solving import PENALTIES
+from lagwise.forecasting.moments import PENALTIES
 
 LOOK_BACK, HORIZON, HELD = 12, 4, 40
 

@@ -10,9 +10,9 @@ from lagwise.forecasting.fitting import _least_squares, held_out_stretches
 from lagwise.forecasting.moments import (
     LEVELS,
     level_weights,
+    ridge_path,
     window_moments,
 )
-from lagwise.forecasting.solving import ridge_path
 
 LOOK_BACK, HORIZON = 20, 6
 

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from lagwise.forecasting import LagForecaster
-from lagwise.forecasting.grids import season
 from lagwise.forecasting.smoothing import _DAMPING, _LEVEL, _TREND_PER_LEVEL, Smoothing, _first_states, fit_smoothing
+from lagwise.forecasting.times import season
 
 VARIANTS = [
     Smoothing(0.3),

@@ -8,9 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lagwise.forecasting.cells import outlier_notes, to_numbers
-from lagwise.forecasting.grids import regular_grid
-from lagwise.forecasting.times import plain_times, regular_times
+from lagwise.forecasting.tables import outlier_notes, to_numbers
+from lagwise.forecasting.times import plain_times, regular_grid, regular_times
 
 
 def column(times: Any) -> pd.Series:

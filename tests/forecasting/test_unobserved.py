@@ -10,10 +10,9 @@ import pytest
 from lagwise.forecasting import LagForecaster, choose_forecaster
 from lagwise.forecasting.design import make_design
 from lagwise.forecasting.errors import error_quantiles, window_errors
-from lagwise.forecasting.fitting import Fold, fit_maps, usable_rows
+from lagwise.forecasting.fitting import Fold, HeldOut, Stretch, fit_maps, usable_rows
 from lagwise.forecasting.gaps import carry_forward, stretches
 from lagwise.forecasting.moments import LEVELS, level_weights
-from lagwise.forecasting.unobserved import HeldOut, Stretch
 
 NAN = np.nan
 LOOK_BACK, HORIZON, PENALTY = 12, 4, 0.05

@@ -15,7 +15,7 @@ from lagwise import LagwiseConfig, LagwiseForCausalLM, LagwiseForMaskedLM
 from lagwise.kernels.rpe import RPEKernel
 from lagwise.ops.attention import chunked_attention
 from lagwise.training import load_recipe
-from lagwise.training.machine import compile_model
+from lagwise.training.setup import compile_model
 
 RECIPES = (
     *("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "best-lm", "transformer-alibi-lm"),

@@ -93,10 +93,10 @@ def test_reports_name_a_model_of_both_and_its_score(tmp_path: Path) -> None:
     about = json.loads((run / FILE).read_text())
     score = f"{about['trained']['accuracy']:.4f}"
     reported = CliRunner().invoke(app, ["train", "--resume", str(run)], catch_exceptions=False).output
-    assert f"with the first answer and the trained layers: validation accuracy {score}" in reported
+    both = f"the first answer and the trained layers (a share of {about['share']:.2f})"
+    assert f"with {both}: validation accuracy {score}" in reported
     facts = facts_of(run)
-    assert facts["validation accuracy of both"] == score
-    assert facts["model"] == f"the first answer and the layers, with a share of {about['share']:.2f}"
+    assert (facts["model"], facts["its validation accuracy"]) == (both, score)
 
 
 def test_nothing_is_trained_that_could_not_be_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,9 +23,9 @@ from torch._dynamo.utils import counters
 
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, load_model
 from lagwise.training import Recipe, check_recipe, resume, train
-from lagwise.training import machine as compilation_module
-from lagwise.training.machine import chosen_compilation
+from lagwise.training import setup as compilation_module
 from lagwise.training.recipe import REDUCE_OVERHEAD, TrainingOptions
+from lagwise.training.setup import chosen_compilation
 
 TOLERANCE = 1e-4  # of a loss in float32, relative, after a few steps
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lagwise.analysis.kernels import kernel_curves, kernel_matrices, learned_kernels
-from lagwise.analysis.page import Section, write_page
+from lagwise.figures import close, inline_svg
 from lagwise.files import RECIPE_FILE, RUN_FILE, TOKENIZER, beside, one_line, read_json
 from lagwise.models import generate_text, load_model
 from lagwise.models.embeddings import patch_side
 from lagwise.runs.evaluate import EVALUATION_FILE, open_run
 from lagwise.tasks import Table
-from lagwise.training import final_model, joined_answer, kept_first_answer, logged_headline, read_metrics
+from lagwise.training import outcome, read_metrics
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _MAX_KERNEL_LAGS = 2048
 _SAMPLE_TOKENS = 300
@@ -96,21 +101,15 @@ def training_facts(folder: Path, recipe: Any, task: Any, metrics: Sequence[Mappi
     facts = {"steps": f"{max((line['step'] for line in metrics), default=0):,}"}
     if seconds := curve("seconds"):
         facts["seconds"] = f"{seconds[-1][1]:,.0f}"
-    name, label, greater_is_better = logged_headline(task, metrics)
+    name, label, greater_is_better = task.logged_headline(metrics)
     for _, score in curve("first_answer"):
         facts[f"first answer's validation {label}"] = f"{score:.4f}"
     if scores := curve(f"eval_{name}"):
         step, best = (max if greater_is_better else min)(scores, key=lambda point: point[1])
         facts[f"best validation {label}"] = f"{best:.4f} at step {step:,}"
         facts[f"last validation {label}"] = f"{scores[-1][1]:.4f}"
-    if both := joined_answer(folder):
-        facts[f"validation {label} of both"] = f"{both['trained'][both['metric']]:.4f}"
-    if kept_first_answer(folder):
-        facts["model"] = "the first answer"
-    elif both:
-        facts["model"] = f"the first answer and the layers, with a share of {both['share']:.2f}"
-    elif kept := final_model(recipe, task, metrics):
-        facts["model"] = f"of step {kept[0]:,}, the {recipe.training.select} one"
+    if ending := outcome(folder, recipe, task, metrics):
+        facts["model"], facts[f"its validation {label}"] = ending[0], f"{ending[1][name]:.4f}"
     return facts
 
 
@@ -121,3 +120,55 @@ def training_command(run: Path, processes: int = 1) -> str:
         options.append(f"data.tokenizer={run / TOKENIZER}")
     start = ["lagwise"] if processes == 1 else ["torchrun", "--nproc-per-node", str(processes), "-m", "lagwise"]
     return shlex.join([*start, "train", *options, "--out", str(beside(run, "-again"))])
+
+
+# A page of plots and tables as one HTML file, which needs nothing else.
+
+REPORT_FILE = "report.html"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a report.
+
+    Attributes:
+        title: the heading, and the entry in the contents.
+        notes: paragraphs.
+        code: text as it is, which is ``folded`` away until the reader asks for it.
+        plots: figures by name.
+
+    A table without column names lists facts.
+    """
+
+    title: str
+    notes: Sequence[str] = ()
+    code: str = ""
+    folded: bool = False
+    plots: Mapping[str, Figure] = field(default_factory=dict)
+    tables: Sequence[Table] = ()
+
+
+def write_page(folder: Path, title: str, sections: Sequence[Section]) -> list[Path]:
+    """Write the sections into ``report.html``, and their plots also as images into ``plots``; close the plots.
+
+    Returns:
+        The files written, the page last.
+    """
+    from jinja2 import Environment
+
+    text = (resources.files("lagwise.analysis") / "report.html").read_text(encoding="utf-8")
+    template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(text)
+    (folder / "plots").mkdir(parents=True, exist_ok=True)
+    files, contexts = [], []
+    for section in sections:
+        plots = {}
+        for name, figure in section.plots.items():
+            files.append(folder / "plots" / f"{name}.png")
+            figure.savefig(files[-1], dpi=130)
+            plots[name] = inline_svg(figure, name)
+            close(figure)
+        anchor = section.title.lower().replace(" ", "-")
+        contexts.append({**vars(section), "anchor": anchor, "plots": plots})
+    page = folder / REPORT_FILE
+    page.write_text(template.render(title=title, sections=contexts), encoding="utf-8")
+    return [*files, page]

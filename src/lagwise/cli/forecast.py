@@ -95,8 +95,7 @@ def forecast(
         from lagwise.forecasting import choose_forecaster, read_series, reason, write_forecast
         from lagwise.forecasting.choosing import BASELINE
         from lagwise.forecasting.design import MODELS
-        from lagwise.forecasting.grids import season
-        from lagwise.forecasting.times import plain_times
+        from lagwise.forecasting.times import plain_times, season
         from lagwise.forecasting.writing import check_names
 
     out = out or Path(f"{re.sub(_ENDINGS, '', data.name)}-forecast.csv")

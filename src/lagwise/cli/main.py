@@ -159,7 +159,7 @@ def _report_training(folder: Path, done: bool) -> None:
         typer.echo(f"{name} was finished; a run that goes on from it: lagwise train model.init_from={name} --out ...")
     trained = f"\nTrained: {name}"
     if ending := training.outcome(folder, recipe, task, metrics):
-        (which, scores), headline = ending, training.logged_headline(task, metrics)
+        (which, scores), headline = ending, task.logged_headline(metrics)
         trained += f", with {which}: validation {headline.label} {scores[headline.name]:.4f}"
     reads = "one text" if task.inputs == "tokens" and len(task.columns()) == 1 else "rows"
     use = _USES.get(task.predicts, _USES[reads]).format(run=name)
@@ -299,8 +299,8 @@ def convert(
 ) -> None:
     """Turn a model's lag kernels into state spaces: constant memory and time per token, at any length.
 
-    Prints the states and the certified error of each layer and tokens per second before and after. It pays for kernels
-    that reach far or have no end.
+    Prints the states of each layer, its error, which holds for every channel at every frequency, relative to the
+    channel's largest gain, and tokens per second before and after. It pays for kernels that reach far or have no end.
 
     lagwise convert runs/best-lm --tolerance 1e-3
 
@@ -321,11 +321,6 @@ def convert(
         f"Kernels as state spaces of {result['modes']} modes, every error within {result['tolerance']:g}",
         ("layer", "taps", "states: min / median / max", "error"),
         rows,
-    )
-    typer.echo(
-        "A mode is an exponential of the lag. A channel keeps one number, its state, for each real mode and two for "
-        "each complex one, in place of the tokens that its taps reach. The error is certified: it holds for every "
-        "channel at every frequency, relative to the channel's largest gain."
     )
     if speeds := result.get("tokens_per_second"):  # none where the model takes only a few tokens
         before, after = speeds["before"], speeds["after"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import json
 import shlex
@@ -150,10 +149,9 @@ def predict(
     if source == "-" or text == ["-"]:
         raise typer.BadParameter("leave out --data and --text to read lines of standard input")
     with quick_imports():
-        from lagwise.data.writing import rows_as_csv
         from lagwise.runs import predict_run
         from lagwise.runs.evaluate import open_run
-        from lagwise.runs.predict import check_output, save_predictions
+        from lagwise.runs.predict import check_output, rows_as_csv, save_predictions
 
     if source is not None and text:
         raise typer.BadParameter("give --data or --text, not both")
@@ -380,13 +378,10 @@ def _check_address(host: str, port: int) -> None:
         with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
             pass
     except OSError as error:
-        reasons = {
-            errno.EADDRINUSE: f"port {port} is in use by another program; choose another with --port",
-            errno.EACCES: f"port {port} is reserved for the system's administrator; choose one above 1023 with --port",
-            errno.EADDRNOTAVAIL: f"{host!r} is not an address of this machine; choose one with --host, such as 0.0.0.0",
-        }
-        unknown = f"the server cannot listen on --host {host!r} --port {port}: {error.strerror or error}"
-        raise ValueError(reasons.get(error.errno or 0, unknown)) from error
+        raise ValueError(
+            f"the server cannot listen on port {port} of {host!r} ({error.strerror or error}); choose another --port "
+            "above 1023, or an address of this machine with --host"
+        ) from error
 
 
 def export(

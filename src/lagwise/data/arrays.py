@@ -10,6 +10,7 @@ import numpy as np
 import lagwise.data.arrow as pa
 
 SERIES, FOLDER_LABEL = "input_values", "label"  # the columns of series, and of the names of folders
+_ROWS_AT_ONCE = 16  # of a data set, which may be long recordings
 _MAX_CHUNK_ELEMENTS = 1 << 28  # most elements in a chunk, which Arrow counts in 32 bits
 
 
@@ -58,6 +59,13 @@ def row_arrays(column: pa.ChunkedArray | pa.Array) -> Iterator[np.ndarray]:
         if numbers.dtype.kind not in "biuf":
             raise TypeError(f"a column of {column.type}")
         yield numbers.reshape(shape)
+
+
+def series(rows: Any, column: str = SERIES) -> Iterator[np.ndarray]:
+    """The rows of a column of lists of a data set or a table, one by one, as `row_arrays`."""
+    tables = rows.with_format("arrow").iter(_ROWS_AT_ONCE) if hasattr(rows, "with_format") else [rows]
+    for table in tables:
+        yield from map(np.copy, row_arrays(table.column(column)))
 
 
 def is_list(kind: pa.DataType) -> bool:

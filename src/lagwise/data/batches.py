@@ -108,11 +108,6 @@ class EncodedExamples(Dataset):
         return {name: values[0] for name, values in example.items()} | numbers
 
 
-def series(rows: hf.Dataset | pa.Table) -> Iterator[np.ndarray]:
-    """The input_values of encoded rows, one by one, as arrays ``(length, features)``."""
-    return (example["input_values"].numpy() for example in map(EncodedExamples(rows).__getitem__, range(len(rows))))
-
-
 class PaddingCollator:
     """Pads the examples of a batch on the right to the longest of them: a collator for DataLoader and Trainer.
 
@@ -161,15 +156,16 @@ def length_step(length: int, longest: int) -> int:
     return step
 
 
-def like_lengths(lengths: Sequence[int], max_tokens: int) -> Iterator[range]:
-    """Return the index ranges of batches of rows that are sorted by length: as many rows as give at most ``max_tokens``
-    tokens when padded to the longest, and at least one."""
-    start = 0
-    while start < len(lengths):
+def batches_by_length(lengths: Sequence[int] | np.ndarray, max_tokens: int) -> Iterator[np.ndarray]:
+    """The indices of rows of similar lengths, the shortest first: as many as give at most ``max_tokens`` tokens when
+    padded to the longest, and at least one."""
+    lengths = np.asarray(lengths)
+    order, start = np.argsort(lengths, kind="stable"), 0
+    while start < len(order):
         end = start + 1  # the longest row of a batch is its last
-        while end < len(lengths) and (end + 1 - start) * lengths[end] <= max_tokens:
+        while end < len(order) and (end + 1 - start) * lengths[order[end]] <= max_tokens:
             end += 1
-        yield range(start, end)
+        yield order[start:end]
         start = end
 
 
@@ -179,9 +175,3 @@ def with_all_labels(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     if labels is not None and labels.is_floating_point():
         batch["labels"] = labels.masked_fill(labels == IGNORED, float(np.nextafter(np.float32(-100), np.float32(0))))
     return batch
-
-
-def by_length(rows: Any) -> tuple[Any, np.ndarray]:
-    """Sort rows from the shortest to the longest; also return the index that each had."""
-    order = np.argsort(np.asarray(rows["length"][:]), kind="stable")
-    return (rows.select if hasattr(rows, "with_format") else rows.take)(order), order

@@ -246,17 +246,16 @@ def _is_hidden(path: Path, root: Path) -> bool:
     return any(part.startswith((".", "__MACOSX")) for part in path.relative_to(root).parts)
 
 
-def named_splits(
-    root: Path, all_files: Iterable[Path], splits: Mapping[Path, str | None], also: Iterable[Path] = ()
-) -> tuple[dict[str, list[Path]], tuple[str, ...]]:
-    """The files of each split that is named, of none all as train, and notes. ``splits`` has the split that the name of
-    each file says, None for none; ``also`` further files that are read.
+def named_splits(at: Named, splits: Mapping[Path, str | None], also: Iterable[Path] = ()) -> dict[str, Any]:
+    """The fields files and file_notes of a folder's source: the files of each split that is named, of none all as
+    train. ``splits`` has the split that the name of each file says, None for none; ``also`` further files that are
+    read.
 
     Where only titles have such a word, as ``A Test of Wills.txt``, none is meant: no file is named train, several name
     no split, and no name is that of a split alone, or but for the word that of another file."""
     if empty := next((file for file in splits if not file.stat().st_size), None):
         raise ValueError(f"{empty} is empty")
-    notes = unread_note(root, all_files, [*splits, *also])
+    root, notes = at.path, unread_note(at, [*splits, *also])
     named = [path for path, split in splits.items() if split]
     others = {_without_word(path.stem) for path, split in splits.items() if not split}
     bare = {_without_word(path.stem) for path in named if _split_of(path.name)}
@@ -266,7 +265,7 @@ def named_splits(
         notes.append(f"{str(first)!r} is not taken for a {splits[named[0]]} split, as no file has train in its name")
         named = []
     if not named:
-        return {"train": list(splits)}, tuple(notes)
+        return {"files": {"train": list(splits)}, "file_notes": tuple(notes)}
     if stray := next((path for path, split in splits.items() if split is None), None):
         raise ValueError(
             f"the names in {str(root)!r} say which files are train, valid and test, such as "
@@ -274,7 +273,7 @@ def named_splits(
             "away"
         )
     files = {split: [path for path, own in splits.items() if own == split] for split in SPLITS}
-    return {split: paths for split, paths in files.items() if paths}, tuple(notes)
+    return {"files": {split: paths for split, paths in files.items() if paths}, "file_notes": tuple(notes)}
 
 
 def _without_word(stem: str) -> str:
@@ -294,15 +293,24 @@ def _split_of(name: str) -> str | None:
     return _SPLIT_WORDS[match[1]] if match else None
 
 
-def unread_note(root: Path, all_files: Iterable[Path], read: Iterable[Path]) -> list[str]:
+def require_files(at: Named, files: list[Path], kinds: str) -> list[Path]:
+    """The files of some kinds in a folder. ValueError, with advice, if there are none."""
+    if not files:
+        for file in at.below:
+            check_file(file)
+        raise ValueError("; ".join((f"no {kinds} in folder {str(at.path)!r}", *unread_note(at, ()))))
+    return files
+
+
+def unread_note(at: Named, read: Iterable[Path]) -> list[str]:
     """A note of the files in a folder that are not read, counted by kind."""
-    left = sorted({*all_files} - {*read})
+    left = sorted({*at.below} - {*read})
     if not left:
         return []
     kinds = Counter(path.suffix.lower() or "without a suffix" for path in left).most_common()
     shown = ", ".join(f"{count:,} {kind}" for kind, count in kinds[:_MAX_NAMED])
     more = f", {len(kinds) - _MAX_NAMED} other kinds" if len(kinds) > _MAX_NAMED else ""
-    first = f"first {str(left[0].relative_to(root))!r}"
+    first = f"first {str(left[0].relative_to(at.path))!r}"
     return [f"{len(left):,} file{'s are' if len(left) > 1 else ' is'} not read: {shown}{more} ({first})"]
 
 
@@ -343,11 +351,10 @@ def check_names(classes: Iterable[str], noun: str) -> None:
         )
 
 
-def classed_files(
-    root: Path, all_files: Sequence[Path], files: Sequence[Path], one_row: Sequence[Path], noun: str
-) -> dict[str, Any]:
-    """The fields files, classes and file_notes of the ``files`` of a folder, of which some are a row each, in class
-    folders. ValueError for class folders without files, and where only some folders name splits."""
+def classed_files(at: Named, files: Sequence[Path], one_row: Sequence[Path], noun: str) -> dict[str, Any]:
+    """The fields files, classes and file_notes of a source of ``files`` in a folder, of which some are a row each, in
+    class folders. ValueError where only some folders name splits."""
+    root = at.path
     by_file = class_folders(root, one_row)
     _check_classes(root, by_file, noun)
     tables = class_folders(root, [file for file in files if file not in by_file])
@@ -356,9 +363,8 @@ def classed_files(
     for file in files:  # without IMDb's reviews without a label
         if file.parent.name == "unsup" and {file.parent.with_name(name) for name in ("pos", "neg")} <= folders:
             del words[file]
-    split, notes = named_splits(root, all_files, words)
     labels = {file: above.label for file, above in {**by_file, **tables}.items() if file in words}
-    return {"files": split, "classes": labels, "file_notes": notes}
+    return {**named_splits(at, words), "classes": labels}
 
 
 def _check_classes(root: Path, by_file: Mapping[Path, FoldersAbove], noun: str) -> None:
@@ -376,20 +382,12 @@ def _check_classes(root: Path, by_file: Mapping[Path, FoldersAbove], noun: str) 
                 f"folders of {str(root)!r} such as {named!r} are named as splits of the {noun}, but {str(stray)!r} is "
                 f"in none of their class folders; move it away, or rename {named!r} if it is not meant as a split"
             )
-    folders = {path.parent for path in by_file}
-    filled = folders.union(*(folder.parents for folder in folders))
-    for parent in {above.parent for above in by_file.values() if above.label is not None}:
-        for folder in sorted(each for each in parent.iterdir() if each.is_dir() and each not in filled):
-            if not _is_hidden(folder, root) and not any(is_run(names) for _, _, names in os.walk(folder)):
-                raise ValueError(f"class folder {str(folder)!r} has no {noun}; fill it or remove it")
 
 
-def listed_files(
-    root: Path, all_files: Sequence[Path], files: Sequence[Path], label: str = "label"
-) -> dict[str, Any] | None:
+def listed_files(at: Named, files: Sequence[Path], label: str = "label") -> dict[str, Any] | None:
     """Do as `classed_files`, for sounds or images whose labels are in tables beside them, as in folders of `datasets`;
     None without such a table. label: the column of the labels; without it, the only column beside the names."""
-    tables = [p for p in all_files if p.name.lower() in _LABEL_TABLES and {*read_columns(p)} & {*_FILE_COLUMNS}]
+    tables = [p for p in at.below if p.name.lower() in _LABEL_TABLES and {*read_columns(p)} & {*_FILE_COLUMNS}]
     labels: dict[Path, str | None] = {}
     existing = {*files}
     for table in tables:
@@ -409,6 +407,5 @@ def listed_files(
             labels[path] = None if value is None or value == "" else str(value)
     if not tables:
         return None
-    words = {file: split_word(file.relative_to(root)) for file in labels}
-    split, notes = named_splits(root, all_files, words, tables)
-    return {"files": split, "classes": labels, "file_notes": notes}
+    words = {file: split_word(file.relative_to(at.path)) for file in labels}
+    return {**named_splits(at, words, tables), "classes": labels}

@@ -15,7 +15,8 @@ import numpy as np
 import lagwise.data.arrow as pa
 import lagwise.data.hf as hf
 from lagwise.cache import keep_also
-from lagwise.data.find import Data, check_names, classed_files, find, listed_files, split_word, unread_note
+from lagwise.data.encoding import feature_scale
+from lagwise.data.find import Data, check_names, classed_files, find, listed_files, require_files, split_word
 from lagwise.data.images import SUFFIXES, ImageReader, decode, encode_array
 from lagwise.data.labelled_rows import label_cells, split_labelled
 from lagwise.data.labels import read_labels
@@ -147,13 +148,11 @@ def open_images(name: Data, *, image: str = "image", label: str = "label") -> Im
     if at.dataset is not None or path.is_file() or (not files and any(map(file_kind, at.below))):
         rows = rows_of(at)
         return ImageSource(name, rows=rows, file_notes=rows.notes, **columns)
-    if not files:
-        kinds = f"no image ({', '.join(SUFFIXES)}) or table of images in folder {name!r}"
-        raise ValueError("; ".join((kinds, *unread_note(path, at.below, ()))))
+    require_files(at, files, f"image ({', '.join(SUFFIXES)}) or table of images")
     numbered = any(file.parent.parent.name == "imgs" and file.parent.name.isdecimal() for file in files)
     if numbered and (advice := elsewhere("lra-pathfinder")):
         raise ValueError(f"{name!r} has Pathfinder's folder imgs; the layout of {advice}")
-    own = listed_files(path, at.below, files, label) or classed_files(path, at.below, files, files, "images")
+    own = listed_files(at, files, label) or classed_files(at, files, files, "images")
     return ImageSource(name, **own, **columns)
 
 
@@ -167,6 +166,7 @@ def _bytes(value: Any, where: str) -> bytes:
 
 
 _IMAGES_PER_BATCH = 500  # images that are written at a time
+_MIN_STD = 0.01  # of pixels between 0 and 1
 _MAX_MEASURED_IMAGES = 5000  # training images whose mean and deviation are used for all
 
 
@@ -260,11 +260,6 @@ def _statistics(rows: hf.Dataset, size: tuple[int, int], channels: int) -> tuple
     """Return the mean and standard deviation of each channel over some images, between 0 and 1."""
     read = ImageReader(size, (0.0,) * channels, (1.0,) * channels)
     chosen = np.linspace(0, len(rows) - 1, min(len(rows), _MAX_MEASURED_IMAGES)).astype(int)
-    sums, squares = np.zeros(channels), np.zeros(channels)
-    for i in chosen.tolist():
-        pixels = read(rows[i]["image"], f"image {i + 1}").double()
-        sums += pixels.mean((1, 2)).numpy()
-        squares += pixels.square().mean((1, 2)).numpy()
-    mean = sums / len(chosen)
-    std = np.sqrt(np.maximum(squares / len(chosen) - mean**2, 1e-4))
-    return mean.round(6).tolist(), std.round(6).tolist()
+    pixels = (read(rows[i]["image"], f"image {i + 1}").flatten(1).T.numpy() for i in chosen.tolist())
+    mean, std = feature_scale(pixels)
+    return np.round(mean, 6).tolist(), np.maximum(std, _MIN_STD).round(6).tolist()

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-import lagwise.data.hf as hf
 from lagwise.data.batches import Examples
 from lagwise.data.examples import epoch_order
 from lagwise.extras import explained
@@ -181,10 +180,10 @@ CHANGES: dict[str, Callable[[Any, tuple[int, int]], Any]] = {
 
 
 class ImageExamples(Dataset):
-    """A data set of encoded images as pixel_values ``(channels, height, width)``, each with its ``label`` if it has
-    one. changes: names in CHANGES, applied in order; their effect on image i depends only on (seed, i)."""
+    """A data set of encoded images as pixel_values ``(channels, height, width)``, each with its ``label`` if it has the
+    id of one. changes: names in CHANGES, applied in order; their effect on image i depends only on (seed, i)."""
 
-    def __init__(self, rows: hf.Dataset, reader: ImageReader, changes: Sequence[str] = (), seed: int = 0):
+    def __init__(self, rows: Any, reader: ImageReader, changes: Sequence[str] = (), seed: int = 0):
         self.rows, self.reader, self.seed = rows, reader, seed
         v2 = torchvision_transforms() if changes else None
         transforms = [CHANGES[name](v2, reader.size) for name in changes if name != "erase"]
@@ -200,14 +199,15 @@ class ImageExamples(Dataset):
 
     def example(self, row: int, index: int) -> dict[str, Any]:
         """Return image ``row``, changed as example ``index`` of a training."""
-        cells: Any = self.rows[row]
-        label = {"label": int(cells["label"])} if "label" in cells else {}
+        cells = self.rows[row]
+        label = {"label": cells["label"]} if isinstance(cells.get("label"), int) else {}
         with torch.random.fork_rng(devices=[], enabled=self.changes):
             if self.changes:
                 torch.default_generator.manual_seed(
                     _seed(self.seed, index)
                 )  # leaves the generators of other devices alone
-            pixels = self.reader(cells["image"], f"image {row + 1}", self.change, resize=self.resize)
+            where = cells.get("file", f"row {row + 1}")
+            pixels = self.reader(cells["image"], where, self.change, resize=self.resize)
             pixels = pixels if self.erase is None else self.erase(pixels)
         return {"pixel_values": pixels, "index": index, **label}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,12 @@ import numpy as np
 
 import lagwise.data.arrow as pa
 import lagwise.data.hf as hf
-from lagwise.data.arrays import is_list, list_column
+from lagwise.data.arrays import is_list, list_column, series
 from lagwise.data.batches import IGNORED
 from lagwise.data.encoding import feature_scale, read_series
 from lagwise.data.labels import class_name, is_missing, read_labels, read_labels_for
 from lagwise.data.rows import RowSource, check_train
-from lagwise.data.splits import SPLITS, Prepared, Share, arrow_file, key_of, shared_rows, split_series, stored_arrays
+from lagwise.data.splits import SPLITS, Prepared, arrow_file, key_of, shared_rows, split_series
 from lagwise.progress import progress_bar
 from lagwise.tables import known
 
@@ -172,11 +172,11 @@ def _write(source: RowSource, columns: Columns, group: str | None, folder: Path,
             yield [samples, _ids([ids.get(value, IGNORED) for value in unique], inverse)]
 
     kinds = {"input_values": pa.list_(pa.list_(pa.float32(), features)), "label": pa.list_(pa.int16())}
-    parts, notes = split_series(tables, "series", group)
-    mean, std = write_parts(folder, parts, kinds, read, "series", progress)
+    written, notes = write_splits(folder, tables, kinds, read, "series", group, progress=progress)
+    mean, std = feature_scale(series(written["train"]))
     counts = {}
-    for split in SPLITS:
-        labels = np.concatenate(list(stored_arrays(folder / f"{split}.arrow", "label")))
+    for split, rows in written.items():
+        labels = np.concatenate(list(series(rows, "label")))
         sizes = np.bincount(labels[labels != IGNORED], minlength=len(names))
         counts[split] = dict(zip(names, sizes.tolist(), strict=True))
     inputs: dict[str, Any] = {split: rows.select_columns(values) for split, rows in tables.items()}
@@ -186,29 +186,43 @@ def _write(source: RowSource, columns: Columns, group: str | None, folder: Path,
     return {"features": features, "label_names": names, **scale, "counts": counts, "notes": notes}
 
 
-def write_parts(
+def write_splits(
     folder: Path,
-    parts: Mapping[str, tuple[hf.Dataset, Share]],
+    tables: dict[str, hf.Dataset],
     kinds: Mapping[str, pa.DataType],
     read: Callable[[hf.Dataset], Iterator[list[np.ndarray]]],
     noun: str,
+    group: str | None = None,
+    *,
     progress: bool,
-) -> tuple[list[float], list[float]]:
-    """Write the part of each series that is in a split, and return the mean and standard deviation of each feature of
-    train. kinds: of the columns of lists, which ``read`` gives for each row."""
+) -> tuple[dict[str, hf.Dataset], list[str]]:
+    """Write the series of each split (`split_series`), and return them, with notes. kinds: of the columns of lists,
+    which ``read`` gives for each row."""
+
+    def cut(rows: Iterator[list[np.ndarray]], start: float, end: float) -> Iterator[list[np.ndarray]]:
+        for arrays in rows:
+            length = len(arrays[0])
+            part = slice(round(start * length), round(end * length))
+            if part.start == part.stop:
+                raise ValueError(f"a {noun} of {length} samples is too short to be cut into train, valid and test")
+            yield [array[part] for array in arrays]
+
+    written, (parts, notes) = {}, split_series(tables, noun, group)
+    for split, (rows, share) in parts.items():
+        arrays = progress_bar(read(rows), desc=f"reading {split}", unit="row", total=len(rows), show=progress)
+        written[split] = write_rows(folder / f"{split}.arrow", kinds, cut(arrays, *share))
+    return written, notes
+
+
+def write_rows(path: Path, kinds: Mapping[str, pa.DataType], rows: Iterable[Sequence[np.ndarray]]) -> hf.Dataset:
+    """Write columns of lists, of which each row has as long ones, and their ``length``."""
     schema = pa.schema({**kinds, "length": pa.int32()})
-    for split, (rows, (start, end)) in parts.items():
-        with arrow_file(folder / f"{split}.arrow", schema) as writer:
-            series = progress_bar(read(rows), desc=f"reading {split}", unit="row", total=len(rows), show=progress)
-            for arrays in series:
-                length = len(arrays[0])
-                cut = [array[round(start * length) : round(end * length)] for array in arrays]
-                if not len(cut[0]):
-                    raise ValueError(f"a {noun} of {length} samples is too short to be cut into train, valid and test")
-                columns = [list_column([array], kind) for array, kind in zip(cut, kinds.values(), strict=True)]
-                columns.append(pa.array([len(cut[0])], pa.int32()))
-                writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
-    return feature_scale(stored_arrays(folder / "train.arrow", next(iter(kinds))))
+    with arrow_file(path, schema) as writer:
+        for arrays in rows:
+            columns = [list_column([array], kind) for array, kind in zip(arrays, kinds.values(), strict=True)]
+            columns.append(pa.array([len(arrays[0])], pa.int32()))
+            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+    return hf.Dataset.from_file(str(path))
 
 
 def _classes(first: Mapping[str, Mapping[Any, int]], events: bool) -> tuple[list[str], dict[Any, int]]:

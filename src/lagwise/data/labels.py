@@ -129,35 +129,26 @@ def is_missing(value: Any) -> bool:
 
 
 def _numbers(cells: Columns, where: Where) -> dict[str, list[float | None]] | None:
-    """The labels as numbers, or None if they are text."""
-    firsts: dict[str, tuple[str, int]] = {}  # the first label of each type
-    words: dict[str, tuple[str, int]] = {}
-    logical = any(isinstance(value, bool) for value in chain(*cells.values()))
+    """The labels as numbers, or None if they are words."""
+    words: dict[Any, tuple[str, int]] = {}  # and the first cell of each
+    fractions: dict[Any, tuple[str, int]] = {}
     for split, i, value in ((s, i, v) for s, column in cells.items() for i, v in enumerate(column) if v is not None):
         if not isinstance(value, str | int | float):
             raise ValueError(f"the label of {where(split, i)} is {type(value).__name__}, not text or a number")
         number = _number(value)
-        if number is not None and not math.isfinite(number):
+        if number is None:
+            words.setdefault(value, (split, i))
+        elif not math.isfinite(number):
             raise ValueError(f"the label of {where(split, i)} is {value!r}, not a finite number")
-        if isinstance(value, bool) or (logical and class_name(value) in ("true", "false")):  # some files have text
-            sort = "true or false"
-        elif isinstance(value, str):
-            sort = "text" if number is None else "whole text" if number.is_integer() else "fractional text"
-            words |= {value: (split, i)} if number is None and value not in words else {}
-        else:
-            sort = "number"
-        firsts.setdefault(sort, (split, i))
+        elif not number.is_integer():
+            fractions.setdefault(value, (split, i))
     if words and all(math.isinf(_float(word) or 0) for word in words):
         value, cell = next(iter(words.items()))
         raise ValueError(f"the label of {where(*cell)} is {value!r}, not a finite number")
-    from_text = {sort for sort in firsts if "text" in sort}
-    mixed = (from_text and len(from_text) < len(firsts)) or {"number", "true or false"} <= {*firsts}
-    if mixed or {"text", "fractional text"} <= {*firsts}:
-        examples = ", ".join(f"{cells[s][i]!r} ({where(s, i)})" for s, i in firsts.values())
+    if words and fractions:
+        examples = ", ".join(f"{v!r} ({where(*cell)})" for v, cell in [*fractions.items()][:1] + [*words.items()][:1])
         raise ValueError(f"labels of mixed types: {examples}; make all of them text or all of them numbers")
-    if {"text", "true or false"} & {*firsts}:
-        return None
-    return {split: [None if v is None else _number(v) for v in column] for split, column in cells.items()}
+    return None if words else {s: [None if v is None else _number(v) for v in column] for s, column in cells.items()}
 
 
 def _kind(numbers: Mapping[str, Sequence[float | None]] | None) -> tuple[str, str]:
@@ -221,8 +212,7 @@ def read_several(columns: Columns, where: Where, order: Sequence[str] = (), reas
     mark = next((m for m in SEPARATORS if not listed and any(isinstance(v, str) and m in v for v in every)), "")
     if listed or mark:
         reason = f"labels between {mark!r}" if mark else "the labels are lists" if reason == "as declared" else reason
-    lists = any(map(_is_list, every))
-    read = {s: _parsed(column, lambda cell: mark, lists, partial(where, s)) for s, column in columns.items()}
+    read = {s: _parsed(column, lambda cell: mark, partial(where, s)) for s, column in columns.items()}
     if size := _vector_size(read):
         order, reason = order or [str(i) for i in range(size)], "the labels are vectors of 0 and 1"
         if size != len(order):
@@ -249,25 +239,18 @@ def read_several(columns: Columns, where: Where, order: Sequence[str] = (), reas
     return Labels(MULTI_LABEL, reason, tuple(names), values)
 
 
-def _parsed(
-    cells: Sequence[Any], mark: Callable[[str], str], lists: bool, where: Callable[[int], str]
-) -> list[list[str] | None]:
-    """The names in each cell of a split. mark: what separates names in text. lists: whether cells are lists and not
-    text."""
-    none = None if lists or all(map(_is_absent, cells)) else []
+def _parsed(cells: Sequence[Any], mark: Callable[[str], str], where: Callable[[int], str]) -> list[list[str] | None]:
+    """The names in each cell of a split, None where they are missing. mark: what separates names in text."""
+    missing = None if any(map(_is_list, cells)) or all(map(_is_absent, cells)) else []
     parsed: list[list[str] | None] = []
     for i, cell in enumerate(cells):
-        if lists and cell is not None and not _is_list(cell):
-            raise ValueError(f"the labels of {where(i)} are {cell!r}, not a list, as those of other rows are")
-        if lists and any(
-            not isinstance(item, str | int | float | np.generic) or is_missing(item) for item in cell or ()
-        ):
+        items = [] if _is_absent(cell) else _items(cell)
+        if items is None:
+            items = cell.split(mark(cell)) if isinstance(cell, str) and mark(cell) else [cell]
+            items = [item for item in items if str(item).strip()]
+        if any(not isinstance(item, str | int | float | np.generic) or is_missing(item) for item in items):
             raise ValueError(f"the labels of {where(i)} are {cell!r}; a list has names or numbers")
-        if not lists and not isinstance(cell, str | int | float | None):
-            raise ValueError(f"the labels of {where(i)} are {type(cell).__name__}, not a list or text")
-        own = None if _is_absent(cell) else _items(cell)
-        names = _names_between(cell, mark(cell) if isinstance(cell, str) else "") if own is None else own
-        parsed.append(none if _is_absent(cell) else names)
+        parsed.append(missing if _is_absent(cell) else list(map(class_name, items)))
     return parsed
 
 
@@ -277,15 +260,17 @@ def read_several_for(cells: Sequence[Any], names: Sequence[str], where: Callable
 
     def mark(cell: str) -> str:
         """The mark that gives known names alone, or else the first one in a cell."""
-        marks = ("", *SEPARATORS)
-        first = next((each for each in SEPARATORS if each in cell), "")
-        return next((each for each in marks if {*_names_between(cell, each)} <= {*plain}), first)
+        if class_name(cell) in plain:
+            return ""
+        present = [each for each in SEPARATORS if each in cell]
+        known_alone = (m for m in present if {class_name(part) for part in cell.split(m) if part.strip()} <= {*plain})
+        return next(known_alone, next(iter(present), ""))
 
-    read: list[Any] = _parsed(cells, mark, any(map(_is_list, cells)), where)
+    read: list[Any] = _parsed(cells, mark, where)
     if None in read:
         raise ValueError(f"{where(read.index(None))} has no labels; {_FILL_IN}")
     if _vector_size({"": read}) == len(names):
-        return [[int(item in _ON) for item in cell] for cell in read]
+        read = [_chosen(cell, plain) for cell in read]
     for i, own in enumerate(read):
         if unknown := [name for name in own if name not in plain]:
             raise ValueError(
@@ -298,12 +283,11 @@ def named_columns(cells: Columns, where: Callable[[int], str]) -> list[list[str]
     """The labels of rows of which columns of 0 and 1 say whether a row has each; None where all are missing."""
     labels: list[list[str] | None] = []
     for i, row in enumerate(zip(*cells.values(), strict=True)):
-        words = [class_name(value).lower() for value in row]
-        absent = all(map(is_missing, row))
-        for name, value, word in zip(cells, row, words, strict=True):
-            if not absent and word not in (*_ON, *_OFF):
-                raise ValueError(f"{name!r} of {where(i)} is {value!r}; a column of labels has 0 and 1")
-        labels.append(None if absent else _chosen(words, list(cells)))
+        absent, flags = all(map(is_missing, row)), list(map(_flag, row))
+        if not absent and None in flags:
+            wrong = flags.index(None)
+            raise ValueError(f"{[*cells][wrong]!r} of {where(i)} is {row[wrong]!r}; a column of labels has 0 and 1")
+        labels.append(None if absent else _chosen(row, list(cells)))
     return labels
 
 
@@ -311,17 +295,18 @@ def indicator_columns(rows: Any, others: Sequence[str]) -> list[str]:
     """The columns of a table that have only 0 and 1 (or true and false), both of them, apart from ``others``."""
     table: Any = rows.with_format("arrow")[:]  # columns of Arrow, as a Dataset copies all features for each
     columns = {name: table.column(name) for name in table.column_names if name not in others}
-    likely = {name: cells for name, cells in columns.items() if _indicators(cells[:_SAMPLE_ROWS].to_pylist())}
-    return [name for name, cells in likely.items() if len(_indicators(cells.to_pylist())) == 2]
+    likely = {name: cells for name, cells in columns.items() if None not in _flags(cells[:_SAMPLE_ROWS])}
+    return [name for name, cells in likely.items() if _flags(cells) == {True, False}]
 
 
-def _indicators(cells: Sequence[Any]) -> set[bool]:
-    """Whether any cells are 1, and any 0; empty if there are others."""
-    written = [cell for cell in cells if not is_missing(cell)]
-    if not all(isinstance(cell, str | int | float) for cell in written):
-        return set()
-    words = {class_name(cell).lower() for cell in written}
-    return {word in _ON for word in words} if words <= {*_ON, *_OFF} else set()
+def _flags(column: Any) -> set[bool | None]:
+    return {_flag(cell) for cell in column.to_pylist() if not is_missing(cell)}
+
+
+def _flag(cell: Any) -> bool | None:
+    """Whether a cell is 1 or true, and not 0 or false; None for any other."""
+    word = class_name(cell).lower() if isinstance(cell, str | int | float) else ""
+    return True if word in _ON else False if word in _OFF else None
 
 
 def _is_absent(cell: Any) -> bool:
@@ -332,38 +317,32 @@ def _is_list(cell: Any) -> bool:
     return isinstance(cell, list | tuple | np.ndarray)
 
 
-def _items(cell: Any) -> list[str] | None:
-    """The names in a list, also one in text, as programs write it; None for no list."""
+def _items(cell: Any) -> list[Any] | None:
+    """The items of a list, also one in text, as programs write it; None for no list."""
     if isinstance(cell, str) and cell.strip()[:1] == "[" and cell.strip()[-1:] == "]":
         try:
             cell = ast.literal_eval(cell.strip())
         except (ValueError, SyntaxError):
             return None
-    return [class_name(item) for item in cell] if _is_list(cell) else None
-
-
-def _names_between(cell: Any, separator: str) -> list[str]:
-    parts = str(cell).split(separator) if separator and isinstance(cell, str) else [cell]
-    return [class_name(part) for part in parts if str(part).strip()]
+    return list(cell) if _is_list(cell) else None
 
 
 def _vector_size(read: Mapping[str, Sequence[Sequence[str] | None]]) -> int:
     """The length of all lists, if they are vectors of 0 and 1: as names, two or more would be in every list, or one
     twice."""
     cells = [cell for column in read.values() for cell in column if cell is not None]
-    same = len({len(cell) for cell in cells}) == 1 and {item for cell in cells for item in cell} <= {*_ON, *_OFF}
+    same = len({len(cell) for cell in cells}) == 1 and None not in {_flag(item) for cell in cells for item in cell}
     return len(cells[0]) if same and len(cells[0]) > 1 else 0
 
 
-def _chosen(cell: Sequence[str], names: Sequence[str]) -> list[str]:
+def _chosen(cell: Sequence[Any], names: Sequence[str]) -> list[str]:
     """The names at which a vector of 0 and 1 has 1."""
-    return [name for name, item in zip(names, cell, strict=True) if item in _ON]
+    return [name for name, item in zip(names, cell, strict=True) if _flag(item)]
 
 
 def _marked(cell: Sequence[str], names: Sequence[str]) -> list[int]:
     """The vector of 0 and 1 of some names."""
-    own = {*cell}
-    return [int(name in own) for name in names]
+    return [int(name in cell) for name in names]
 
 
 def strata(rows: Sequence[Sequence[int]], min_rows: int) -> list[int | None]:

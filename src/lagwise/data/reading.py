@@ -70,17 +70,9 @@ def _open_zip(path: Path, mode: str) -> IO[bytes]:
         raise zipfile.BadZipFile(str(error)) from error
 
 
-def _open_gz(path: Path, mode: str) -> Any:
-    """The content of a .gz file, also of one that was compressed twice."""
-    file: Any = gzip.GzipFile(path, mode)
-    while file.peek(2)[:2] == b"\x1f\x8b":
-        file = gzip.GzipFile(fileobj=file, mode=mode)
-    return file
-
-
 _PACKED: dict[str, Callable[..., Any]] = {
     ".xz": lzma.open,
-    ".gz": _open_gz,
+    ".gz": gzip.open,
     ".bz2": bz2.open,
     ".zst": _open_zst,
     ".zip": _open_zip,

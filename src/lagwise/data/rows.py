@@ -15,12 +15,11 @@ from lagwise.data.find import (
     Data,
     DataSource,
     Named,
-    check_file,
     classed_files,
     find,
     listed_files,
+    require_files,
     split_word,
-    unread_note,
 )
 from lagwise.data.reading import (
     COMPRESSIONS,
@@ -250,16 +249,13 @@ def rows_of(named: Named) -> RowSource:
         return RowSource(name, {"train": [path]})
     kinds = {file: kind for file in below if (kind := file_kind(file))}
     sounds = [file for file, kind in kinds.items() if kind in SOUNDS]
-    if sounds and (listed := listed_files(path, below, sounds)):
+    if sounds and (listed := listed_files(named, sounds)):
         return RowSource(name, **listed)
     others = [file for file, kind in kinds.items() if kind not in (".txt", ".json")]
-    files = others or _texts(path, kinds) or [*kinds]  # beside other files those of .json describe them
-    if not files:
-        for file in below:
-            check_file(file)
-        raise ValueError("; ".join((f"no {suffixes} file in folder {name!r}", *unread_note(path, below, ()))))
+    # beside other files those of .json describe them
+    files = require_files(named, others or _texts(path, kinds) or [*kinds], f"{suffixes} file")
     one_row = [file for file in files if kinds[file] in ONE_ROW]
-    return RowSource(name, **classed_files(path, below, files, one_row, "sounds" if others else "texts"))
+    return RowSource(name, **classed_files(named, files, one_row, "sounds" if others else "texts"))
 
 
 def _texts(root: Path, kinds: Mapping[Path, str]) -> list[Path]:

@@ -16,17 +16,17 @@ import torch
 from torch import Tensor
 
 import lagwise.data.arrow as pa
-import lagwise.data.hf as hf
-from lagwise.data.arrays import list_column, row_arrays
+from lagwise.data.arrays import row_arrays, series
 from lagwise.data.batches import IGNORED, with_all_labels
-from lagwise.data.find import Data, find, named_splits, split_word
-from lagwise.data.labelled_series import write_parts
+from lagwise.data.encoding import feature_scale
+from lagwise.data.find import Data, Named, find, named_splits, split_word
+from lagwise.data.labelled_series import write_rows, write_splits
 from lagwise.data.reading import inner_suffix, is_compressed
 from lagwise.data.rows import RowSource, rows_of
 from lagwise.data.series import TARGET, SeriesSource, Signal
 from lagwise.data.series_files import SOUNDS
 from lagwise.data.series_windows import random_row, random_start
-from lagwise.data.splits import SPLITS, Prepared, arrow_file, key_of, split_series
+from lagwise.data.splits import SPLITS, Prepared, key_of
 from lagwise.progress import progress_bar
 
 INPUT_FOLDERS = ("noisy", "input", "inputs", "mixture", "mixtures", "mixed")
@@ -62,7 +62,7 @@ def open_inputs(name: str, *, features: Sequence[str] | None = None, time: str |
 def _opened(name: Data, alone: Sequence[str], targets: tuple[str, ...], **options: Any) -> SeriesSource:
     """Open signals; alone: roles of sounds, the first of which that exists is read without targets; none for pairs."""
     at = find(name, ".csv")
-    pairs = _sounds(at.path, at.below, alone) if at.below else None
+    pairs = _sounds(at, alone) if at.below else None
     if pairs is not None and options["time"] is not None:
         raise ValueError(f"`time` {options['time']!r} names a column of tables or records, but {name!r} has sounds")
     rows, partners = pairs or (rows_of(at), {})
@@ -80,13 +80,13 @@ def _unpaired(name: str) -> str:
     )
 
 
-def _sounds(root: Path, all_files: Sequence[Path], alone: Sequence[str]) -> tuple[RowSource, dict[Path, Path]] | None:
+def _sounds(at: Named, alone: Sequence[str]) -> tuple[RowSource, dict[Path, Path]] | None:
     """The sounds in a folder and the partner of each, or ``alone`` those of the first of these roles that it has; None
     if it has none."""
     roles: dict[str, dict[tuple[str, ...], Path]] = {"input": {}, "target": {}, "none": {}}
     splits: dict[Path, str | None] = {}
-    for path in (path for path in all_files if inner_suffix(path) in SOUNDS):
-        parts = path.relative_to(root).parts[:-1]
+    for path in (path for path in at.below if inner_suffix(path) in SOUNDS):
+        parts = path.relative_to(at.path).parts[:-1]
         words = [word[0].lower() for part in parts if (word := _ROLE.search(part))]
         role = "none" if not words else "input" if words[0] in INPUT_FOLDERS else "target"
         bare = Path(path.stem if is_compressed(path) else path).stem
@@ -98,11 +98,11 @@ def _sounds(root: Path, all_files: Sequence[Path], alone: Sequence[str]) -> tupl
     if not splits:
         return None
     if not alone:
-        _check_partners(root, roles)
+        _check_partners(at.path, roles)
     chosen = next((roles[role] for role in alone if roles[role]), roles["input"])
     partners = {} if alone else {path: roles["target"][key] for key, path in chosen.items()}
-    files, notes = named_splits(root, all_files, {path: splits[path] for path in chosen.values()}, partners.values())
-    return RowSource(str(root), files, file_notes=notes), partners
+    named = named_splits(at, {path: splits[path] for path in chosen.values()}, partners.values())
+    return RowSource(str(at.path), **named), partners
 
 
 def _check_partners(root: Path, roles: Mapping[str, Mapping[tuple[str, ...], Path]]) -> None:
@@ -138,9 +138,9 @@ def prepare_signals(source: SeriesSource, *, progress: bool = True) -> SignalPai
     return SignalPairs.load(key_of([source.key()]), write, source.notes, None)
 
 
-def checked_signal(signal: Signal, like: tuple[int, int] | None) -> np.ndarray:
-    """Check a signal and return its inputs and targets side by side. like: the numbers of inputs and outputs of those
-    before."""
+def checked_signal(signal: Signal, like: tuple[int, int] | None, by: str = "those before it have") -> np.ndarray:
+    """Check a signal and return its inputs and targets side by side. like: its numbers of inputs and outputs, and by
+    whom."""
     where, inputs, targets, _ = signal
     if len(inputs) != len(targets):
         raise ValueError(
@@ -150,9 +150,7 @@ def checked_signal(signal: Signal, like: tuple[int, int] | None) -> np.ndarray:
         raise ValueError(f"{where} has no samples")
     shapes = inputs.shape[1], targets.shape[1]
     if like is not None and shapes != like:
-        raise ValueError(
-            f"{where} has {shapes[0]} inputs and {shapes[1]} outputs, those before it {like[0]} and {like[1]}"
-        )
+        raise ValueError(f"{where} has {shapes[0]} inputs and {shapes[1]} outputs, but {by} {like[0]} and {like[1]}")
     for name, x in (("inputs", inputs), ("targets", targets)):
         if np.isinf(x).any():
             sample, column = np.argwhere(np.isinf(x))[0]
@@ -170,28 +168,23 @@ def _write(source: SeriesSource, folder: Path, *, progress: bool) -> dict[str, A
     width, same = checked_signal(first, None).shape[1], first.targets is first.inputs
     inputs, outputs = shapes = first.inputs.shape[1], first.targets.shape[1]
     kinds = {"signal": pa.list_(pa.list_(pa.float32(), width))}
-    schema = pa.schema({**kinds, "length": pa.int32()})  # splits depend on both columns
     work = folder / "work"
     work.mkdir()
     tables = {}
     for split in source.split_names:
-        with arrow_file(work / f"{split}.arrow", schema) as writer:
-            for signal in progress_bar(source.signals(split), desc=f"reading {split}", unit="signal", show=progress):
-                x = checked_signal(signal, shapes)
-                columns = [list_column([x], kinds["signal"]), pa.array([len(x)], pa.int32())]
-                writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
-        tables[split] = hf.Dataset.from_file(str(work / f"{split}.arrow"))
+        signals = progress_bar(source.signals(split), desc=f"reading {split}", unit="signal", show=progress)
+        whole = ([checked_signal(each, shapes)] for each in signals)
+        tables[split] = write_rows(work / f"{split}.arrow", kinds, whole)  # splits depend on all columns
 
     def read(rows: Any) -> Iterator[list[np.ndarray]]:
-        for table in rows.with_format("arrow").iter(1):
-            yield list(row_arrays(table.column("signal")))
+        return ([x] for x in series(rows, "signal"))
 
     try:
-        parts, notes = split_series(tables, "signal")
-        mean, std = write_parts(folder, parts, kinds, read, "signal", progress)
+        written, notes = write_splits(folder, tables, kinds, read, "signal", progress=progress)
     except ValueError as error:
         raise ValueError(f"{source.name!r}: {error}") from error
     shutil.rmtree(work)  # an open file remains readable until its last reader closes it
+    mean, std = feature_scale(series(written["train"], "signal"))
     both = (slice(0, inputs), slice(0, outputs) if same else slice(inputs, None))
     scale = {name: [each[part] for part in both] for name, each in (("mean", mean), ("std", std))}
     return {"inputs": inputs, "outputs": outputs, "same": same, **scale, "notes": notes}

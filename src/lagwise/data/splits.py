@@ -240,13 +240,6 @@ def key_of(options: Sequence[Any]) -> str:
     return hashlib.sha256(json.dumps([_FORMAT, *options]).encode()).hexdigest()[:24]
 
 
-def stored_arrays(path: Path, column: str) -> Iterator[np.ndarray]:
-    """The rows of a column of lists in an Arrow file, one by one."""
-    with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as reader:
-        for batch in reader:
-            yield from row_arrays(batch.column(column))
-
-
 @contextmanager
 def arrow_file(path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatchStreamWriter]:
     """A new Arrow file to write batches or tables to."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,6 +31,7 @@ TOKENIZERS = Registry("tokenizer", None, "lagwise.tokenizers", {})
 END_OF_TEXT, PAD, MASK, UNKNOWN = "<|endoftext|>", "<|pad|>", "<|mask|>", "<|unknown|>"
 UNCASED = "bpe-uncased"
 BYTE_PAIRS = ("bpe", UNCASED)
+_FILES = {"tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "vocab.txt"}
 WORDS = ("bytes", *BYTE_PAIRS, "words", "characters")  # by name; a folder of such a name is written with its path
 
 
@@ -91,6 +93,18 @@ def tokenizer_folder(name: str) -> Path | None:
         return None
     path = expanded(name)
     return path if path.is_dir() else None
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """The files in a folder that make a tokenizer."""
+    return [file for file in sorted(folder.glob("*")) if file.name in _FILES or file.suffix == ".model"]
+
+
+def copy_tokenizer(folder: Path, target: Path) -> None:
+    """Copy the files that make a tokenizer."""
+    target.mkdir()
+    for file in tokenizer_files(folder):
+        shutil.copyfile(file, target / file.name)
 
 
 def load_tokenizer(name: str, *, vocab_size: int = 8192, texts: Iterator[Any] | None = None) -> PreTrainedTokenizerBase:

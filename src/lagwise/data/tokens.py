@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,17 @@ import numpy as np
 
 from lagwise.cache import cached_folder, default_cache
 from lagwise.data.examples import TrainingWindows
-from lagwise.data.find import Data, DataSource, Named, check_file, find, named_splits, split_word, standard_input
+from lagwise.data.find import (
+    Data,
+    DataSource,
+    Named,
+    check_file,
+    find,
+    named_splits,
+    require_files,
+    split_word,
+    standard_input,
+)
 from lagwise.data.options import TRAINED_TOKENIZERS
 from lagwise.data.reading import (
     COMPRESSIONS,
@@ -29,7 +38,7 @@ from lagwise.data.reading import (
     read_text,
 )
 from lagwise.data.splits import SPLITS, TEXT_HELD_OUT, Share, deal, split_shares
-from lagwise.data.tokenizers import BYTE_PAIRS, encode_texts, load_tokenizer, tokenizer_folder
+from lagwise.data.tokenizers import BYTE_PAIRS, encode_texts, load_tokenizer, tokenizer_files, tokenizer_folder
 from lagwise.files import file_digest
 from lagwise.progress import progress_bar
 from lagwise.tables import shown
@@ -44,7 +53,6 @@ _FEW_DOCUMENTS = 20  # fewer are each cut in three, more are split whole
 # folders of the standard library that are no source
 _SKIPPED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib2to3", "ensurepip"}
 _FORMAT = 1  # raise when the token files' meaning changes
-_TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "vocab.txt"}
 _CHUNK_CHARACTERS = 1 << 16  # characters that the tokenizer encodes at a time, about
 _BATCH_CHARACTERS = 1 << 22  # characters encoded in parallel, about
 
@@ -118,7 +126,8 @@ def open_source(name: Data) -> Source:
     words = {file: split_word(file.relative_to(path)) for file in files}
     if not {"valid", "test"} & {*words.values()}:  # train alone does not say what is held out
         words = dict.fromkeys(files)
-    named, notes = named_splits(path, at.below, words)
+    fields = named_splits(at, words)
+    named, notes = fields["files"], fields["file_notes"]
     if "train" not in named:
         raise ValueError(
             f"{name!r} has no file to train on, only {' and '.join(named)} by the names in it; add one with train "
@@ -154,13 +163,10 @@ def _texts_in(at: Named) -> list[Path]:
         packed = is_compressed(file) and file.suffix.lower() != ".zip"
         return packed or inner_suffix(file) in SUFFIXES or has_records(file)
 
-    likely = list(filter(is_text, at.below))
-    files = [file for file in likely if inner_suffix(file) != ".json"] or likely  # beside texts it describes them
-    for file in files or at.below:
+    likely = require_files(at, list(filter(is_text, at.below)), f"{', '.join(SUFFIXES)} (each also {COMPRESSIONS})")
+    for file in likely:
         check_file(file)
-    if not files:
-        raise ValueError(f"no {', '.join(SUFFIXES)} file (each also {COMPRESSIONS}) in folder {str(at.path)!r}")
-    return files
+    return [file for file in likely if inner_suffix(file) != ".json"] or likely  # beside texts it describes them
 
 
 def _by_file(name: str, files: list[Path], notes: tuple[str, ...] = ()) -> Source:
@@ -320,18 +326,8 @@ def content_key(source: DataSource, tokenizer: str, vocab_size: int) -> str:
         parts.append(str(vocab_size))
     elif folder := tokenizer_folder(tokenizer):
         parts[2] = "folder"
-        for file in sorted(folder.glob("*")):
-            if file.name in _TOKENIZER_FILES or file.suffix == ".model":
-                parts.append(f"{file.name}:{file_digest(file).hex()}")
+        parts += [f"{file.name}:{file_digest(file).hex()}" for file in tokenizer_files(folder)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
-
-
-def copy_tokenizer(folder: Path, target: Path) -> None:
-    """Copy the files that make a tokenizer. `content_key` is the same for the copy."""
-    target.mkdir()
-    for file in sorted(folder.glob("*")):
-        if file.name in _TOKENIZER_FILES or file.suffix == ".model":
-            shutil.copyfile(file, target / file.name)
 
 
 def _encode(source: Source, name: str, vocab_size: int, folder: Path, progress: bool) -> dict[str, Any]:

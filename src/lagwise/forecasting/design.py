@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from lagwise.forecasting.moments import LEVELS
+from lagwise.forecasting.moments import LEVELS, PENALTIES, parameter_count
 from lagwise.forecasting.smoothing import Smoothing
-from lagwise.forecasting.solving import PENALTIES, parameter_count
 from lagwise.tables import check_integer, known, shown
 
 CLOSED_FORM = ("ridge", "toeplitz")

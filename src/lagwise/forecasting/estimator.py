@@ -20,8 +20,8 @@ from lagwise.forecasting.errors import (
     sorted_sizes,
     window_errors,
 )
+from lagwise.forecasting.fitting import Rows, fit_groups
 from lagwise.forecasting.gaps import aligned, carry_forward, fill, first_observed, scales
-from lagwise.forecasting.groups import Rows, fit_groups
 from lagwise.forecasting.moments import window_count
 from lagwise.tables import check_integer, shown
 

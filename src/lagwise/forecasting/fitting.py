@@ -1,21 +1,21 @@
-"""Fit linear maps to series: choose windows and the penalty."""
+"""Fit linear maps to series: choose windows, the penalty, and which series share a map."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
-from lagwise.forecasting.design import Design
+from lagwise.forecasting.design import CLOSED_FORM, Design
+from lagwise.forecasting.errors import forecast_errors, max_windows, spaced_windows
 from lagwise.forecasting.gaps import stretches
-from lagwise.forecasting.moments import level_weights, window_moments
+from lagwise.forecasting.moments import Refill, level_weights, ridge_path, window_count, window_moments
 from lagwise.forecasting.smoothing import fit_smoothing
-from lagwise.forecasting.solving import Refill, ridge_path
-from lagwise.forecasting.unobserved import HeldOut, Stretch, Unobserved
 
 _RELATIVE_JITTER = 1e-9  # of the mean squared error: maps with nearly equal errors get equal weights
 _MAX_GAP_SHARE = 0.1  # of the look-back: windows with longer runs of missing rows are not used in training
@@ -232,3 +232,225 @@ def seasonal_map(look_back: int, horizon: int, period: int) -> np.ndarray:
     maps = np.zeros((look_back, horizon))
     maps[look_back - period + np.arange(horizon) % period, np.arange(horizon)] = 1
     return maps
+
+
+# Sums over windows without the targets that were not observed.
+
+_TARGETS_PER_CHUNK = 4096
+_COMPARED_PER_INTERVAL_WINDOW = 4  # windows that maps are compared on, for each that intervals come from
+
+
+class Stretch(NamedTuple):
+    """Stretch of consecutive rows of some series ``(rows, series)``: the filled values, and where they were missing."""
+
+    filled: np.ndarray
+    missing: np.ndarray
+
+
+class Unobserved:
+    """The missing targets of all windows of some stretches.
+
+    A missing row r is target h of the window whose inputs are the rows ``r - h - look_back`` to ``r - h - 1``, if the
+    stretch has that window. All these inputs are among the ``look_back + horizon - 1`` rows before r, so the forecasts
+    of r from every window are one product with the map, its columns shifted: ``f(r, h) = sum_q x(r - Q + q) S(q, h)``,
+    ``S(q, h) = B(q - horizon + 1 + h, h)`` with Q rows before r. With M missing targets a product costs O(M (look_back
+    + horizon) horizon), and memory is that of the series.
+    """
+
+    def __init__(self, stretches: Sequence[Stretch], look_back: int, horizon: int):
+        self.horizon, self._width = horizon, look_back + horizon - 1
+        positions, values, weights, count = [], [], [], 0
+        for filled, missing in stretches:
+            windows = window_count(len(filled), look_back, horizon)
+            series = np.flatnonzero(missing[look_back:].any(0))
+            size = len(filled) + horizon - 1  # the series with zeros before it, for windows that would begin earlier
+            rows, columns = np.nonzero(missing[look_back:, series])
+            positions.append(count + columns * size + self._width + rows)
+            values.append(np.pad(filled[:, series], ((horizon - 1, 0), (0, 0))).T.ravel())
+            # Windows, marked by 1 beside their first target.
+            has_window = np.ones((windows, len(series)))
+            weights.append(np.pad(has_window, ((self._width, horizon - 1), (0, 0))).T.ravel())
+            count += size * len(series)
+        self._positions = np.concatenate(positions).astype(int)
+        self._values, self._weights = np.concatenate(values), np.concatenate(weights)
+
+    def __bool__(self) -> bool:
+        return len(self._positions) > 0
+
+    def cross(self, maps: np.ndarray) -> np.ndarray:
+        """Sum ``u (f - y)`` over the filled targets y, their windows' inputs u and forecasts f: added to
+        `Moments.cross`, it replaces targets by the maps' forecasts. Shape: that of maps, ``(look_back, horizon)``."""
+        shifted = np.zeros((self._width, self.horizon))
+        for inputs, weights, errors in self._errors(maps):
+            shifted += inputs.T @ (weights * errors)
+        cross = np.empty_like(maps)
+        for h, rows in self._rows(len(maps)):
+            cross[:, h] = shifted[rows, h]
+        return cross
+
+    def _errors(self, maps: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Yield inputs ``(targets, Q)``, weights and errors ``(targets, horizon)`` of a map, some thousand targets at a
+        time."""
+        if not self:
+            return
+        shifted = np.zeros((self._width, self.horizon))
+        for h, rows in self._rows(len(maps)):
+            shifted[rows, h] = maps[:, h]
+        before = sliding_window_view(self._values, self._width)
+        weights = sliding_window_view(self._weights, self.horizon)
+        for start in range(0, len(self._positions), _TARGETS_PER_CHUNK):
+            positions = self._positions[start : start + _TARGETS_PER_CHUNK]
+            inputs = before[positions - self._width]
+            errors = inputs @ shifted - self._values[positions][:, None]
+            yield inputs, weights[positions - self.horizon + 1][:, ::-1], errors
+
+    def _rows(self, look_back: int) -> Iterator[tuple[int, slice]]:
+        """Yield for each column h of a map with this look-back the rows of S, which end where those of the longest
+        look-back do."""
+        for h in range(self.horizon):
+            yield h, slice(self._width - h - look_back, self._width - h)
+
+
+class HeldOut(NamedTuple):
+    """The held-out windows on which maps are compared: stretches of rows, and the longest look-back of a map."""
+
+    stretches: Sequence[Stretch]
+    look_back: int
+
+    def products(self, maps: Sequence[np.ndarray]) -> tuple[np.ndarray, float]:
+        """Sum the products of the errors of several maps ``(maps, maps)``, and count the observed targets, on at most
+        2,000 windows of each stretch at even distances (fewer of hundreds of series).
+
+        Shapes: a map ``(look_back, horizon)``.
+        """
+        products, count = np.zeros((len(maps), len(maps))), 0.0
+        for stretch in self.stretches:
+            every = [self._errors(stretch, each) for each in maps]
+            for errors in zip(*every, strict=True):
+                products += np.array([[np.nansum(one * other) for _, other in errors] for _, one in errors])
+                count += np.count_nonzero(~np.isnan(errors[0][1]))
+        return products, float(count)
+
+    def _errors(self, stretch: Stretch, maps: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        look_back, horizon = maps.shape
+        rows = slice(self.look_back - look_back, None)
+        filled, targets = stretch.filled[rows], np.where(stretch.missing, np.nan, stretch.filled)[rows]
+        max_count = _COMPARED_PER_INTERVAL_WINDOW * max_windows(horizon, filled.shape[1])
+        starts = spaced_windows(len(filled), look_back, horizon, max_count)
+        return forecast_errors([maps], filled, targets, starts)
+
+
+# Which series share a map.
+
+
+class Rows(NamedTuple):
+    """A table of series ``(rows, series)`` with missing values filled in, and where these were missing."""
+
+    filled: np.ndarray
+    missing: np.ndarray
+
+    def fit(
+        self,
+        design: Design,
+        series: Sequence[int],
+        blocks: Sequence[tuple[int, int]],
+        like: Fit | None = None,
+        near: Fit | None = None,
+    ) -> Fit:
+        """Fit maps for some series (`fit_maps`), with a fold for each block of held-out rows (its begin and end), from
+        all rows before and after it. All windows with targets in the block are held out, so that forecasters of any
+        look-back are compared on the same targets."""
+        return fit_maps(design, [self._fold(design, series, *block) for block in blocks], like, near)
+
+    def _fold(self, design: Design, series: Sequence[int], begin: int, end: int) -> Fold:
+        x, gaps = self.filled[:, series], self.missing[:, series]
+        if design.windowless:  # gaps do not matter
+            train = [Stretch(x[:begin], gaps[:begin])]
+        else:
+            train = usable_rows(x, gaps, design.width, design.look_back, held_out=(begin, end))
+        if begin == end:
+            return Fold(train, [])
+        upto = slice(end)
+        start = max(0, begin - design.look_back)
+        return Fold(train, held_out_stretches(x[upto], gaps[upto], start, design.look_back, design.horizon))
+
+
+class Groups(NamedTuple):
+    """Grouping of the series: whether all share a map; the fits, of the shared map or of each series; and the shared
+    fit that separate ones are drawn to, if they are."""
+
+    shared: bool
+    fits: list[Fit]
+    near: Fit | None = None
+
+    @property
+    def error(self) -> float:
+        """The mean squared error on all observed held-out targets."""
+        return sum(fit.squares for fit in self.fits) / sum(fit.count for fit in self.fits)
+
+    def refit(self, design: Design, rows: Rows) -> Groups:
+        """Refit to all rows, keeping the chosen penalties and weights."""
+        count, end = rows.filled.shape[1], len(rows.filled)
+        near = None if self.near is None else rows.fit(design, range(count), [(end, end)], like=self.near)
+        pairs = zip(_series(count, self.shared), self.fits, strict=True)
+        fits = [rows.fit(design, series, [(end, end)], like=fit, near=near) for series, fit in pairs]
+        return Groups(self.shared, fits, near)
+
+
+def fit_groups(design: Design, rows: Rows, cut: int, shared: bool | None, name: Callable[[np.ndarray], str]) -> Groups:
+    """Fit maps to the rows before ``cut``, with choices made on the rows after it and on ``design.folds - 1`` blocks of
+    as many rows before it.
+
+    ``shared=None`` draws the map of each series to the shared one, by a penalty on their difference that is chosen on
+    its held-out rows; with infinite ones only, it is the shared map. Where maps of a kind cannot be drawn to others, it
+    takes the shared map, or separate ones if they have the lower error there.
+
+    name: a message's name of the first series that is flagged.
+    """
+    count, n_held_out = rows.filled.shape[1], len(rows.filled) - cut
+    options = [shared] if shared is not None else [True, False]
+    if count == 1:
+        options = [True]
+    elif len(options) == 2 and not n_held_out:
+        raise ValueError("shared=None chooses on held-out rows; give shared, or validation above 0")
+    unknown = np.atleast_1d(rows.missing[cut:].all(0)) if n_held_out else np.zeros(1, dtype=bool)
+    if unknown.all() or (unknown.any() and options == [False]):
+        raise ValueError(
+            f"the last {n_held_out} rows are held out, and {name(unknown)} has no observed value there; give "
+            "shared=True, other held-out rows by validation, or data that end with observed values"
+        )
+    if unknown.any():  # no error is known for a separate map of such a series
+        options = [True]
+    penalised = len(design.penalties) > 1 and design.spec["name"] in CLOSED_FORM
+    blocks = held_out_blocks(design, cut, len(rows.filled))
+    candidates: list[Groups] = []
+    for option in options:
+        near = candidates[0].fits[0] if penalised and candidates else None
+        try:
+            fits = [rows.fit(design, series, blocks, near=near) for series in _series(count, option)]
+        except ValueError:  # one of the series has too few rows for a separate map
+            if candidates:
+                break
+            raise
+        if near is None or any(min(fit.penalties) < math.inf for fit in fits):
+            candidates.append(Groups(option, weighted(fits) if n_held_out else fits, near))
+    return min(candidates, key=lambda each: each.error) if len(candidates) > 1 else candidates[0]
+
+
+def held_out_blocks(design: Design, cut: int, end: int) -> list[tuple[int, int]]:
+    """Compute the begin and end of each block of held-out rows, the last one first: the rows after ``cut``, and blocks
+    of as many rows before it, ``design.folds`` in all, or as many as have a window and leave one in the rows before or
+    after them."""
+    size = end - cut
+    blocks = [(cut, end)]
+    for _ in range(design.folds - 1 if size else 0):
+        begin, stop = blocks[-1][0] - size, blocks[-1][0]
+        windows = stop - max(begin, design.look_back) >= design.horizon
+        if not windows or max(begin, end - stop) < design.width:
+            break
+        blocks.append((max(0, begin), stop))
+    return blocks
+
+
+def _series(count: int, shared: bool) -> list[Sequence[int]]:
+    return [range(count)] if shared else [[each] for each in range(count)]

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lagwise.data.tokens import copy_tokenizer
+from lagwise.data.tokenizers import copy_tokenizer
 from lagwise.files import RECIPE_FILE, RUN_FILE, TOKENIZER, beside, is_unused, saved_whole, write_json
 from lagwise.models import LagwiseForCausalLM, recurrent_form
 from lagwise.models.conversion import CONVERSION_FILE

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lagwise.data.batches import PaddingCollator, like_lengths
+from lagwise.data.batches import PaddingCollator, batches_by_length
 from lagwise.models.generation import encoded_chunks
 from lagwise.models.heads import pool
 from lagwise.models.modeling import LagwiseModel
@@ -186,9 +186,8 @@ class _Reader:
         """The vectors that are complete, after the batches that wait, once they are enough."""
         if not every and self.since < _WAITING:
             return
-        order = sorted(self.waiting, key=lambda item: len(item[1]))
-        for indices in like_lengths([len(ids) for _, ids, *_ in order], _TOGETHER):
-            self._together([order[i] for i in indices])
+        for indices in batches_by_length([len(ids) for _, ids, *_ in self.waiting], _TOGETHER):
+            self._together([self.waiting[i] for i in indices])
         self.waiting, self.since = [], 0
         while self.rows and self.rows[0].complete:
             row = self.rows.popleft()

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from lagwise.data import open_rows
 from lagwise.data.batches import IGNORED
+from lagwise.data.encoding import timed_fields
 from lagwise.data.options import DataOptions
 from lagwise.data.series_windows import WindowCollator, even_windows, random_windows, windows
 from lagwise.data.tokenizers import without_template
@@ -188,7 +189,30 @@ class Task:
     def figures(self, metrics: Log, evaluation: Mapping[str, Any] | None) -> Figures:
         """Return the figures by name, drawn when called, from the lines of a run's log and the result of
         `TaskData.evaluate`; by default the headline over the steps."""
-        return {"loss": lambda: metric_curve(metrics, self.headline.name, self.headline.label)}
+        headline = self.logged_headline(metrics)
+        return {"loss": lambda: metric_curve(metrics, headline.name, headline.label)}
+
+    def logged_headline(self, metrics: Log) -> Metric:
+        """Return the headline of a run from the lines of its log, which know what was found in the data."""
+        return self.headline
+
+
+class SeriesTask(Task):
+    """A task of series of real vectors, of which a step of the model reads ``stride`` samples. Abstract."""
+
+    inputs = "values"
+    stride: int = 1
+    time: str | None = None  #: the column of the times of samples
+
+    def fields(self) -> dict[str, Any]:
+        return {"inputs": {"name": "values", "stride": self.stride, **timed_fields(self.time)}}
+
+    def lengths(self) -> dict[str, int]:
+        return {"`length` (in steps)": self.steps(self.data.length)}
+
+    def steps(self, samples: int) -> int:
+        """Return the steps of the model for so many samples of a series."""
+        return -(-samples // self.stride)
 
 
 class TaskData:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,18 +15,6 @@ if TYPE_CHECKING:
 
 Log = Sequence[Mapping[str, float]]  # the lines of a run's log
 Figures = dict[str, Callable[[], "Figure"]]  # functions that draw, by name
-
-
-def loss_curve(metrics: Log, *, bytes_per_token: float) -> Figure:
-    """Draw training and validation bits per byte over steps, from the lines of a run's metrics."""
-    figure, axes = single()
-    train = [(line["step"], line["loss"] / math.log(2) / bytes_per_token) for line in metrics if "loss" in line]
-    valid = [(line["step"], line["eval_bits_per_byte"]) for line in metrics if "eval_bits_per_byte" in line]
-    axes.plot(*columns(train), color="0.7", linewidth=1, label="training")
-    axes.plot(*columns(valid), color="C0", marker="o", markersize=3, label="validation")
-    axes.set(xlabel="step", ylabel="bits per byte", title="Learning")
-    axes.legend()
-    return figure
 
 
 def length_curve(scores: Sequence[Mapping[str, Any]], name: str, label: str, *, trained_at: int) -> Figure:

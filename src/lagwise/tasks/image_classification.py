@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -147,7 +146,7 @@ class ImageClassification(Labelled):
         if "label" not in rows.column_names:
             raise ValueError(f"{source!r} has no labelled images to evaluate on")
         labels = read_labels_for(rows["label"][:], names, lambda i: rows["file"][i])
-        images._scored, images._labels = {"test": _Pixels(rows, images.reader)}, {"test": labels}
+        images._scored, images._labels = {"test": ImageExamples(rows, images.reader)}, {"test": labels}
         return images
 
     def reader(self, images: ImageData | None = None) -> ImageReader:
@@ -179,31 +178,17 @@ class ImageClassification(Labelled):
     def columns(self) -> tuple[str, ...]:
         return ("image",)
 
-    def _encoded(self, model: Any, tokenizer: Any, rows: Records) -> _Pixels:
-        return _Pixels(rows, self.reader())
+    def _encoded(self, model: Any, tokenizer: Any, rows: Records) -> ImageExamples:
+        return ImageExamples(rows, self.reader())
 
     def _batches(
-        self, model: Any, tokenizer: Any, rows: _Pixels, indices: Sequence[int]
+        self, model: Any, tokenizer: Any, rows: ImageExamples, indices: Sequence[int]
     ) -> Iterator[tuple[Sequence[int], np.ndarray]]:
         for start in range(0, len(indices), _IMAGES_PER_BATCH):
             chosen = indices[start : start + _IMAGES_PER_BATCH]
-            pixels = torch.stack([rows[i] for i in chosen])
+            pixels = collate_images([rows[i] for i in chosen])["pixel_values"]
             logits = model(pixel_values=pixels.to(model.device)).logits.float().cpu().numpy()
             yield chosen, finite(logits, "logits")
-
-
-class _Pixels:
-    """The images of rows as tensors, without their labels; ``image`` is the bytes of a file."""
-
-    def __init__(self, rows: Any, reader: ImageReader):
-        self.rows, self.reader = rows, reader
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, i: int) -> Tensor:
-        row = self.rows[i]
-        return self.reader(row["image"], row.get("file", f"row {i + 1}"))
 
 
 class LabelledImages(LabelledRows):
@@ -217,7 +202,7 @@ class LabelledImages(LabelledRows):
         super().__init__(task, None, images)
         self.reader = task.reader(images)
         if images is not None:
-            self._scored = {split: _Pixels(rows, self.reader) for split, rows in self._scored.items()}
+            self._scored = {split: ImageExamples(rows, self.reader) for split, rows in self._scored.items()}
 
     def fields(self) -> dict[str, Any]:
         return {**class_fields(self.rows.label_names), "problem_type": "single_label_classification"}
@@ -262,7 +247,7 @@ class LabelledImages(LabelledRows):
         sizes = [self._resized(side, model.config) for side in lengths or ()]
         result = super().evaluate(model, max_tokens=max_tokens, progress=progress)
         for size in sizes:
-            rows = _Pixels(self._scored["test"].rows, replace(self.reader, size=size))
+            rows = ImageExamples(self._scored["test"].rows, replace(self.reader, size=size))
             logits = [each for _, each in outputs(self.task, model, None, rows, desc="scoring", progress=progress)]
             scores = self.metrics(0.0, np.stack(logits), self._labels["test"])
             result.setdefault("sizes", []).append({"size": list(size), **scores})
@@ -284,6 +269,6 @@ class LabelledImages(LabelledRows):
         )
         return size
 
-    def _shown(self, rows: _Pixels, i: int) -> dict[str, Any]:
+    def _shown(self, rows: ImageExamples, i: int) -> dict[str, Any]:
         """A thumbnail: a PNG file in base64."""
         return {"image": thumbnail(rows.rows[i]["image"], self.task.channels, _SIDE)}

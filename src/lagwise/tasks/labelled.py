@@ -58,9 +58,7 @@ class Labelled(Task):
     """A task with labels, whose results are scores, a confusion matrix and figures by class. Abstract."""
 
     headline: Metric = headline_of("accuracy")
-    metric: str | None = None  #: the headline, where it was chosen
     threshold: float | None = None  #: the probability above which a row has one of several labels
-    stride: int = 1  #: samples of a series for each step of the model
 
     def __init__(self, data: DataOptions, label_smoothing: float = 0.0):
         super().__init__(data)
@@ -70,10 +68,6 @@ class Labelled(Task):
     def source(self) -> Any:
         """The rows of the data, not yet read."""
         return self.rows(str(self.data.source))
-
-    def steps(self, samples: int) -> int:
-        """Return the steps of the model for so many samples of a series."""
-        return -(-samples // self.stride)
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
         """Return the scores of each split; for classes also the test rows by class, and the confusion matrix if it is
@@ -103,16 +97,19 @@ class Labelled(Task):
 
     def figures(self, metrics: Log, evaluation: Mapping[str, Any] | None) -> Figures:
         """The learning curve by the headline, and the confusion matrix or predicted against true numbers."""
-        is_regression = any("eval_pearson" in line for line in metrics)
-        several = any("eval_micro_f1" in line for line in metrics)
-        name = self.metric or ("pearson" if is_regression else "micro_f1" if several else "accuracy")
-        chance = evaluation["majority"] if evaluation is not None and name == "accuracy" else None
-        figures = {"learning": lambda: metric_curve(metrics, name, METRICS[name], chance)}
+        headline = self.logged_headline(metrics)
+        chance = evaluation["majority"] if evaluation is not None and headline.name == "accuracy" else None
+        figures = {"learning": lambda: metric_curve(metrics, headline.name, headline.label, chance)}
         if evaluation and "confusion" in evaluation:
             figures["confusion"] = lambda: confusion_matrix(evaluation["confusion"], evaluation["labels"])
-        elif evaluation and is_regression:
+        elif evaluation and "predicted" in evaluation:
             figures["predictions"] = lambda: predicted_against_true(evaluation["predicted"], evaluation["true"])
         return figures
+
+    def logged_headline(self, metrics: Log) -> Metric:
+        logged = {name for line in metrics for name in line}
+        own = (self.headline.name, *_DEFAULT.values())
+        return headline_of(next((name for name in own if f"eval_{name}" in logged), self.headline.name))
 
     def _answer(self, model: Any, output: np.ndarray) -> dict[str, Any]:
         """``predicted``, the likeliest class, the number, or all labels that are likely enough, between ``|``; and for

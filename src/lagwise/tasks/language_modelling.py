@@ -30,7 +30,7 @@ from lagwise.data import (
     token_bytes,
     with_mask,
 )
-from lagwise.data.examples import EVALUATION_SEED
+from lagwise.data.masking import EVALUATION_SEED
 from lagwise.data.options import AUTO, DataOptions
 from lagwise.data.reading import inner_suffix
 from lagwise.evaluation import compressor_bits_per_byte, evaluate, masked_score
@@ -39,7 +39,7 @@ from lagwise.files import expanded
 from lagwise.models import LagwiseForCausalLM, LagwiseForMaskedLM
 from lagwise.tables import Number
 from lagwise.tasks.base import Metric, Sizes, Table, Task, TaskData, usable_lengths
-from lagwise.tasks.figures import Figures, Log, length_curve, loss_curve, metric_curve
+from lagwise.tasks.figures import Figures, Log, length_curve, metric_curve
 
 DEFAULT_LENGTHS = (512, 1024, 2048, 4096, 8192, 14336)
 DEFAULT_TOKENS = 16 * 14336 + 1
@@ -201,7 +201,7 @@ class LanguageModelling(RunningText):
         return [Table(title, ("", "bits/byte", "perplexity/token"), rows)]
 
     def figures(self, metrics: Log, evaluation: Mapping[str, Any] | None) -> Figures:
-        figures = {"loss": lambda: loss_curve(metrics, bytes_per_token=_bytes_per_token(metrics))}
+        figures = super().figures(metrics, evaluation)
         if evaluation:
             figures["extrapolation"] = lambda: length_curve(
                 evaluation["test"], "bits_per_byte", "bits per byte", trained_at=self.data.length
@@ -219,14 +219,6 @@ class LanguageModelling(RunningText):
 
 def _columns(score: Mapping[str, Any]) -> tuple[str, str]:
     return f"{score['bits_per_byte']:.4f}", f"{score['perplexity']:.4f}"
-
-
-def _bytes_per_token(metrics: Log) -> float:
-    """Compute the bytes of a token from any validation line, which has the loss in both units."""
-    for line in metrics:
-        if line.get("eval_bits_per_byte", 0) > 0:
-            return line["eval_loss"] / math.log(2) / line["eval_bits_per_byte"]
-    return 1.0
 
 
 class HiddenText(TextData):

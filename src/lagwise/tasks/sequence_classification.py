@@ -32,8 +32,9 @@ from lagwise.data import (
     rows_to_score,
     with_pairs,
 )
-from lagwise.data.batches import by_length, length_step, like_lengths, series, with_all_labels
-from lagwise.data.encoding import feature_scale, sizes_differ, timed_fields, typical_time
+from lagwise.data.arrays import series
+from lagwise.data.batches import batches_by_length, length_step, with_all_labels
+from lagwise.data.encoding import feature_scale, sizes_differ, typical_time
 from lagwise.data.examples import ChangedExamples
 from lagwise.data.labelled import INPUTS, input_columns
 from lagwise.data.labelled_rows import RATE
@@ -44,7 +45,7 @@ from lagwise.models import LagwiseForSequenceClassification, LagwiseLinearForSeq
 from lagwise.models.inputs import require_rate
 from lagwise.models.loading import read_config, save_tokenizer
 from lagwise.tables import Count, Number, Share, known, refuse
-from lagwise.tasks.base import LinearRows, Metric, Records, Sizes, finite, require_none
+from lagwise.tasks.base import LinearRows, Metric, Records, SeriesTask, Sizes, finite, require_none
 from lagwise.tasks.labelled import (
     MAX_STRIDE,
     Labelled,
@@ -64,7 +65,7 @@ _SHOWN_CHARACTERS = 120  # characters of a text in a report
 _MIN_LONGEST_STEPS = 256  # model steps that the longest series keeps when samples share steps
 
 
-class SequenceClassification(Labelled):
+class SequenceClassification(SeriesTask, Labelled):
     """A class or a number for each row of a table: of a text, a pair of texts, or a series of real values.
 
     Data: rows as in `lagwise.data.open_rows`, or with ``data.format`` a name of
@@ -131,7 +132,7 @@ class SequenceClassification(Labelled):
         group: str | None = None,
         threshold: Annotated[Number, Field(gt=0, lt=1)] | None = None,
     ):
-        super().__init__(data, label_smoothing)
+        Labelled.__init__(self, data, label_smoothing)
         if data.format is not None:
             known(data.format, FORMATS, "`format` for this task")
         self.kind, self.metric = known(kind, KINDS, "`kind`"), metric
@@ -167,11 +168,10 @@ class SequenceClassification(Labelled):
         return headline_of(self.metric or default_metric(self.kind))
 
     def fields(self) -> dict[str, Any]:
-        inputs = {"name": "values", "stride": self.stride, **timed_fields(self.time)}
-        return {"causal": False} | ({"inputs": inputs} if self.inputs == "values" else {})
+        return {"causal": False} | (super().fields() if self.inputs == "values" else {})
 
     def lengths(self) -> dict[str, int]:
-        return {"`length`": self.steps(self.data.length)}
+        return super().lengths() if self.inputs == "values" else {"`length`": self.data.length}
 
     def rows(self, source: str) -> RowSource:
         if self.inputs == "values":
@@ -240,15 +240,13 @@ class SequenceClassification(Labelled):
         """Compute logits in batches of similar lengths, in steps of the model: a first answer reads single samples."""
         inputs = model.config.inputs
         stride = inputs.get("stride", 1) if isinstance(inputs, dict) else 1
-        if len(indices) < len(rows):
-            rows = (rows.select if hasattr(rows, "with_format") else rows.take)(indices)  # type: ignore[missing-attribute]
-        ordered, order = by_length(rows)
-        examples, lengths = EncodedExamples(ordered), (-(-np.asarray(ordered["length"][:]) // stride)).tolist()
-        for part in like_lengths(lengths, TOKENS_A_BATCH):
-            own = [{k: v for k, v in examples[i].items() if k not in ("label", RATE)} for i in part]
-            batch = self.padded(tokenizer, own, stride=stride)
+        examples, steps = EncodedExamples(rows), -(-np.asarray(rows["length"][:]) // stride)
+        for part in batches_by_length(steps[indices], TOKENS_A_BATCH):
+            own = [indices[i] for i in part]
+            inputs = [{k: v for k, v in examples[i].items() if k not in ("label", RATE)} for i in own]
+            batch = self.padded(tokenizer, inputs, stride=stride)
             logits = model(**{name: value.to(model.device) for name, value in batch.items()}).logits.float().cpu()
-            yield [indices[i] for i in order[part.start : part.stop]], finite(logits.numpy(), "logits")
+            yield own, finite(logits.numpy(), "logits")
 
     def padded(self, tokenizer: Any, rows: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Tensor]:
         """A batch of encoded rows, each with the time of its samples where they have rates. options: of the
@@ -350,9 +348,9 @@ class ClassifiedRows(LabelledRows):
                 f"a first answer counts samples, but sounds have sampling rates of {_hertz(self.rows.rates)}; resample "
                 "them, or leave it out with `first_answer=none` and `wide=false`"
             )
-        rows = by_length(self.rows.splits[split])[0]
+        rows = self.rows.splits[split]
         examples = EncodedExamples(rows)
-        for part in like_lengths(rows["length"][:], TOKENS_A_BATCH):
+        for part in batches_by_length(rows["length"][:], TOKENS_A_BATCH):
             yield self.task.padded(self.tokenizer, [examples[i] for i in part], stride=1)
 
     def check_model(self, model: Any) -> None:
@@ -388,7 +386,8 @@ class ClassifiedRows(LabelledRows):
         return ChangedExamples(examples, self.change, seed, 1) if self.change else examples
 
     def validation_examples(self, tokens: int) -> Dataset:
-        return EncodedExamples(by_length(self.rows.splits["valid"])[0])
+        rows = self.rows.splits["valid"]
+        return EncodedExamples(rows.select(np.argsort(rows["length"][:], kind="stable")))
 
     def collate(self, rows: Sequence[Mapping[str, Any]], training: bool = True) -> dict[str, Tensor]:
         if not training:

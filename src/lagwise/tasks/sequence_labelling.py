@@ -15,8 +15,9 @@ from pydantic import Field
 from torch import Tensor
 
 from lagwise.data import RowEncoder, SeriesSource, open_series
-from lagwise.data.batches import IGNORED, series
-from lagwise.data.encoding import timed_fields, typical_time
+from lagwise.data.arrays import series
+from lagwise.data.batches import IGNORED
+from lagwise.data.encoding import typical_time
 from lagwise.data.labelled_rows import RATE
 from lagwise.data.labelled_series import NO_EVENT, LabelledSeries, prepare_series, read_series_for
 from lagwise.data.options import DataOptions
@@ -26,7 +27,7 @@ from lagwise.evaluation.events import event_scores, expected_events, find_events
 from lagwise.models import LagwiseForTokenClassification
 from lagwise.models.loading import read_config
 from lagwise.tables import Count, Whole, counted, known, refuse
-from lagwise.tasks.base import Recordings, Records, finite
+from lagwise.tasks.base import Recordings, Records, SeriesTask, finite
 from lagwise.tasks.labelled import (
     Labelled,
     checked_class_weights,
@@ -38,7 +39,7 @@ from lagwise.tasks.labelled import (
 )
 
 
-class SequenceLabelling(Labelled):
+class SequenceLabelling(SeriesTask, Labelled):
     """A class for every step of a series of real vectors, or for the events in it, as the series arrives.
 
     Data: rows as in `lagwise.data.open_rows`, one series per row (a .csv or .tsv file is one series, one line per
@@ -68,7 +69,6 @@ class SequenceLabelling(Labelled):
     headline = headline_of("macro_f1")
     _needs = "sequence_labelling needs series to learn from; give a file or folder with `source`"
     head = LagwiseForTokenClassification
-    inputs = "values"
     _unit = "series"
 
     def __init__(
@@ -115,12 +115,6 @@ class SequenceLabelling(Labelled):
         self.class_weights = checked_class_weights(class_weights)
         self.values, self.label, self.events = values, label, events
         self.features, self.rate, self.time, self.group = features, rate, time, group
-
-    def fields(self) -> dict[str, Any]:
-        return {"inputs": {"name": "values", "stride": self.stride, **timed_fields(self.time)}}
-
-    def lengths(self) -> dict[str, int]:
-        return {"`length` (in steps)": self.steps(self.data.length)}
 
     @cached_property
     def source(self) -> SeriesSource:
@@ -189,7 +183,7 @@ class SequenceLabelling(Labelled):
     def probabilities(self, model: Any, samples: np.ndarray) -> np.ndarray:
         """Return the probabilities ``(steps, classes)`` of a whole series, its last sample repeated for the delay to
         pass."""
-        steps = -(-(len(samples) + self.delay) // self.stride)
+        steps = self.steps(len(samples) + self.delay)
         padded = np.pad(samples, ((0, steps * self.stride - len(samples)), (0, 0)), mode="edge")
         logits = model(input_values=torch.from_numpy(padded)[None].to(model.device)).logits[0]
         return finite(logits.float().softmax(-1).cpu().numpy(), "probabilities")
@@ -265,14 +259,13 @@ class SeriesWithClasses(Recordings):
         if self.task.events is None:
             real = labels != IGNORED
             return classification_scores(predictions[real], labels[real], self.label_names)[0]
-        pairs = [self._pairs(p[y != IGNORED], y[y != IGNORED]) for p, y in zip(predictions, labels, strict=True)]
+        pairs, reach = [], self.task.reach
+        for p, y in zip(predictions, labels, strict=True):
+            events, targets = find_events(p[y != IGNORED], reach), y[y != IGNORED]
+            at = np.flatnonzero(targets > 0)
+            pairs.append(paired_classes(events.steps, events.classes, at, targets[at], reach))
         predicted, true = (np.concatenate(each) for each in zip(*pairs, strict=True))
         return event_scores(predicted, true, self.label_names)[0]
-
-    def _pairs(self, probabilities: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the predicted and true classes of the events of a series, by the targets of its steps."""
-        events, true = find_events(probabilities, self.task.reach), np.flatnonzero(targets > 0)
-        return paired_classes(events.steps, events.classes, true, targets[true], self.task.reach)
 
     def evaluate(self, model: Any, **options: Any) -> dict[str, Any]:
         """Return the scores of the valid and test series; also the confusion matrix and figures by class. Of events
@@ -286,7 +279,8 @@ class SeriesWithClasses(Recordings):
         """The predicted and true classes of steps, or of events and of the positions of true events."""
         (p, _), labels, task = output, rows[i][1], self.task
         if task.events is None:
-            targets = self._targets(labels, len(p))
+            whole = np.pad(labels, (0, len(p) * task.stride - len(labels)), mode="edge")  # as in `probabilities`
+            targets = step_targets(whole, task.stride, task.delay, events=False)
             real = targets != IGNORED
             return [p.argmax(1)[real], targets[real]]
         at, events = np.flatnonzero(labels > 0), find_events(p, task.reach)
@@ -303,8 +297,3 @@ class SeriesWithClasses(Recordings):
         at_known, of_known = event_scores(known[0], known[1], self.label_names)
         positions = {**at_known, "rows": len(known[1]), **of_known}
         return {split: {**scores, "rows": int((true > 0).sum())}, **details, "known_positions": positions}
-
-    def _targets(self, labels: np.ndarray, steps: int) -> np.ndarray:
-        """Return the targets of a whole series whose last sample was repeated, as in `_probabilities`."""
-        whole = np.pad(labels, (0, steps * self.task.stride - len(labels)), mode="edge")
-        return step_targets(whole, self.task.stride, self.task.delay, events=False)

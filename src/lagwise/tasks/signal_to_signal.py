@@ -13,9 +13,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from lagwise.data.arrays import SERIES, row_arrays
-from lagwise.data.batches import IGNORED, series
-from lagwise.data.encoding import RowEncoder, timed_fields, typical_time
+from lagwise.data.arrays import SERIES, series
+from lagwise.data.batches import IGNORED
+from lagwise.data.encoding import RowEncoder, typical_time
 from lagwise.data.options import DataOptions
 from lagwise.data.series import SeriesSource
 from lagwise.data.signals import (
@@ -37,7 +37,7 @@ from lagwise.models.loading import read_config
 from lagwise.models.signal_stream import whole_output
 from lagwise.tables import Count, Number, Share, counted, known, refuse
 from lagwise.tables import Whole as WholeNumber
-from lagwise.tasks.base import Metric, Recordings, Table, Task, finite
+from lagwise.tasks.base import Metric, Recordings, SeriesTask, Table, finite
 from lagwise.tasks.figures import Figures, Log, signals_beside
 
 LOSSES = {
@@ -49,7 +49,7 @@ LOSSES = {
 _SHOWN_SAMPLES = 1000  # samples of a test signal in the report
 
 
-class SignalToSignal(Task):
+class SignalToSignal(SeriesTask):
     """A number or vector for every sample of a signal: the signal without noise, with its gaps filled, some samples
     later, or what another sensor would have measured.
 
@@ -82,7 +82,6 @@ class SignalToSignal(Task):
 
     _needs = "signal_to_signal needs signals to learn from; give a file or folder as `source`"
     head = LagwiseForSignalRegression
-    inputs = "values"
     _unit = "signal"
 
     def __init__(
@@ -158,15 +157,7 @@ class SignalToSignal(Task):
         return {"features": self.features, "targets": self.targets, "rate": self.rate, "time": self.time}
 
     def fields(self) -> dict[str, Any]:
-        outputs = {"delay": self.delay, "window": self.window}
-        return {"inputs": {"name": "values", "stride": self.stride, **timed_fields(self.time)}, "outputs": outputs}
-
-    def lengths(self) -> dict[str, int]:
-        return {"`length` (in steps)": self.steps(self.data.length)}
-
-    def steps(self, samples: int) -> int:
-        """Return the steps of the model for so many samples of a signal."""
-        return -(-samples // self.stride)
+        return {**super().fields(), "outputs": {"delay": self.delay, "window": self.window}}
 
     def check_config(self, config: Any) -> None:
         super().check_config(config)
@@ -200,13 +191,7 @@ class SignalToSignal(Task):
         split = "test" if "test" in opened.split_names else opened.split_names[0]
         whole, hertz = [], []
         for signal in opened.signals(split):
-            checked_signal(signal, None)
-            shapes = signal.inputs.shape[1], signal.targets.shape[1]
-            if shapes != expected:
-                raise ValueError(
-                    f"{signal.where} has {shapes[0]} inputs and {shapes[1]} outputs, but the model has {expected[0]} "
-                    f"and {expected[1]}"
-                )
+            checked_signal(signal, expected, "the model has")
             whole.append(Whole(signal.inputs, delayed(signal.targets, -self.ahead), None))
             hertz.append(signal.rate)
         signals = SignalData(self, scored={"test": whole})
@@ -303,8 +288,7 @@ class SignalData(Recordings):
         )
         stats = {name: {"features": count, "mean": mean, "std": std} for name, count, mean, std in kinds}
         if self.task.time is not None:
-            rows: Any = self.pairs.splits["train"].with_format("arrow")
-            stats["inputs"]["time"] = typical_time(each for part in rows.iter(1) for each in row_arrays(part["signal"]))
+            stats["inputs"]["time"] = typical_time(series(self.pairs.splits["train"], "signal"))
         fixed = self.task.fields()
         return {name: {**fixed[name], **own} for name, own in stats.items()}
 

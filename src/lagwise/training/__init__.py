@@ -7,12 +7,10 @@ from lagwise._lazy import lazy_package
 if TYPE_CHECKING:
     from lagwise.training.classifier import LagClassifier
     from lagwise.training.dynamic import OnlineLearner, dynamic_score
-    from lagwise.training.first_answer import joined_answer, kept_first_answer, simple_answers
+    from lagwise.training.first_answer import simple_answers
     from lagwise.training.folder import (
         data_unchanged,
-        final_model,
         load_run,
-        logged_headline,
         make_task,
         read_metrics,
     )

@@ -16,7 +16,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
 from lagwise.data import PaddingCollator, RowEncoder, load_tokenizer
-from lagwise.data.batches import like_lengths
+from lagwise.data.batches import batches_by_length
 from lagwise.data.encoding import feature_scale
 from lagwise.data.splits import random_rows
 from lagwise.data.tokens import checked_text
@@ -223,10 +223,9 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
         if self.tokenizer_ is not None:
             name, arrays, pad = "input_ids", self._encoded(rows), self.tokenizer_.pad_token_id
         sizes = np.array([each.size for each in arrays], dtype=np.int64)
-        ordered, collate = indices[np.argsort(sizes[indices], kind="stable")], PaddingCollator(pad, stride=stride)
-        for part in like_lengths(sizes[ordered].tolist(), _VALUES_A_BATCH):
-            own = ordered[part.start : part.stop]
-            yield collate([{name: arrays[i]} for i in own]), own
+        collate = PaddingCollator(pad, stride=stride)
+        for part in batches_by_length(sizes[indices], _VALUES_A_BATCH):
+            yield collate([{name: arrays[i]} for i in indices[part]]), indices[part]
 
     def _encoded(self, texts: list[str]) -> list[np.ndarray]:
         """Encode texts as token ids; an empty one is an end of text."""

@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader
 from lagwise.files import read_json, saved_whole, write_json, write_whole
 from lagwise.models.classification import joined
 from lagwise.models.loading import load_model, quiet
-from lagwise.tables import counted
-from lagwise.tasks import Task, TaskData
+from lagwise.tables import counted, refuse
+from lagwise.tasks import TaskData
 from lagwise.training.folder import METRICS_FILE
 from lagwise.training.linear_fits import fit_linear_model, labels_of
 
@@ -34,16 +34,11 @@ _RESAMPLED = 400
 _SURE = 0.84  # share of resampled rows on which a trained model must be better: one standard error
 _PRIOR_SHARE = 0.3  # mean and standard deviation of the prior of the share (docs/log.md)
 _MAX_SHARE = 1.5
-
-
-def require_linear(task: Task) -> Any:
-    """Return the head of the task's first answer. ValueError for a task without one."""
-    if task.linear_head is None:
-        raise ValueError(
-            f"{type(task).__name__} has no first answer (model=linear, training.first_answer, `baseline`); tasks of "
-            "labelled rows and images have one"
-        )
-    return task.linear_head
+#: Said of a task, by the name of its class.
+NO_FIRST_ANSWER = (
+    "{} has no first answer (model=linear, training.first_answer, `baseline`); tasks of labelled rows and images have "
+    "one"
+)
 
 
 def fit_first_answer(data: TaskData, seed: int) -> tuple[Any, dict[str, Any], np.ndarray]:
@@ -51,8 +46,8 @@ def fit_first_answer(data: TaskData, seed: int) -> tuple[Any, dict[str, Any], np
     it, its scores on held-out rows when fitted to the others alone among them; and its outputs for these rows
     (`TaskData.reduce`)."""
     began = time.monotonic()
-    linear_head, rows = require_linear(data.task), data.linear_rows()
-    model, fit = fit_linear_model(linear_head, rows, seed)
+    rows = data.linear_rows()
+    model, fit = fit_linear_model(data.task.linear_head, rows, seed)
     labels = labels_of(rows.valid)
     reduced = data.reduce(torch.from_numpy(fit.held_out).float(), torch.from_numpy(labels))
     assert reduced is not None
@@ -105,23 +100,11 @@ def read_first_answer(run: Path) -> dict[str, Any] | None:
     return read_json(run / FILE) if (run / FILE).is_file() and (run / FOLDER / "config.json").is_file() else None
 
 
-def kept_first_answer(run: Path) -> dict[str, Any] | None:
-    """Read the record of the first answer that a finished run ends with; None if it ends with a trained model."""
-    about = read_first_answer(run)
-    return about if about and about.get("kept") else None
-
-
-def joined_answer(run: Path) -> dict[str, Any] | None:
-    """Read the record of the first answer that is part of a finished run's model; None if it is not."""
-    about = read_first_answer(run)
-    return about if about and "share" in about and not about["kept"] else None
-
-
 def simple_answers(run: Path, data: TaskData, seed: int) -> Iterator[tuple[str, Any]]:
     """Yield simple models to compare a run with, by name: one that gives the same answer for all rows (the most common
     class, or the mean number), and the first answer, fitted now if the run has none. ValueError for a task without
     one."""
-    require_linear(data.task)
+    refuse((data.task.linear_head is None, NO_FIRST_ANSWER.format(type(data.task).__name__)))
     first = load_model(run / FOLDER)[0] if read_first_answer(run) else fit_first_answer(data, seed)[0]
     constant, labels = copy.deepcopy(first), labels_of(data.linear_rows().train)
     with torch.no_grad():

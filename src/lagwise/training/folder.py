@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lagwise.data.tokenizers import tokenizer_folder
-from lagwise.data.tokens import copy_tokenizer
+from lagwise.data.tokenizers import copy_tokenizer, tokenizer_folder
 from lagwise.files import (
     RECIPE_FILE,
     RUN_FILE,
@@ -25,8 +24,7 @@ from lagwise.files import (
 )
 from lagwise.models.conversion import CONVERSION_FILE
 from lagwise.tables import build, shown, typed
-from lagwise.tasks import TASKS, Metric, Task
-from lagwise.tasks.labelled import headline_of
+from lagwise.tasks import TASKS, Task
 from lagwise.training.recipe import Recipe, load_recipe, parsed
 
 METRICS_FILE = "metrics.jsonl"
@@ -77,35 +75,10 @@ def check_begun(out: Path, begun: Any, settings: Any, key: str = "") -> None:
         )
 
 
-def as_json(recipe: Recipe) -> dict[str, Any]:
-    """Convert a recipe to JSON values, without the fields of other models."""
-    return {name: value for name, value in json.loads(json.dumps(asdict(recipe))).items() if name != "words"}
-
-
 def make_task(recipe: Recipe) -> Task:
     """Build the recipe's task, without its data. ValueError for unknown names and options out of range."""
     data = replace(recipe.data)  # the task fills in its default source
     return build(TASKS, recipe.task, data, what="task", prefix="task.")
-
-
-def logged_headline(task: Task, metrics: Sequence[Mapping[str, float]]) -> Metric:
-    """Return the headline of a run from the lines of its log, which know the kind of labels that was found in the
-    data."""
-    logged = {name for line in metrics for name in line}
-    if f"eval_{task.headline.name}" in logged:
-        return task.headline
-    return next((headline_of(name) for name in ("pearson", "micro_f1") if f"eval_{name}" in logged), task.headline)
-
-
-def final_model(recipe: Recipe, task: Task, metrics: Sequence[Mapping[str, float]]) -> tuple[int, float] | None:
-    """Return the step of the model that a run ends with, and its headline metric on validation data; None if the log
-    has no validation."""
-    metric = logged_headline(task, metrics)
-    name = f"eval_{metric.name}"
-    scores = [(int(line["step"]), line[name]) for line in metrics if name in line]
-    if not scores or recipe.training.select == "last":
-        return scores[-1] if scores else None
-    return (max if metric.greater_is_better else min)(scores, key=lambda score: score[1])  # the first of equal ones
 
 
 def data_unchanged(out: Path, recipe: Recipe) -> bool:

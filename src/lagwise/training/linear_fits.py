@@ -39,15 +39,9 @@ def fit_linear_model(linear_class: Any, rows: LinearRows, seed: int) -> tuple[An
     inputs = dict(rows.fields["inputs"])
     pairs = inputs.pop("pairs", False)
     with torch.inference_mode():
-        if inputs["name"] == "tokens":
-            chosen: tuple[dict[str, Any], Any] = Ngrams.chosen(spellings(rows.tokenizer), rows.train, pairs=pairs)
-        elif inputs["name"] == "values":
-            chosen = _of_series([*rows.train, *rows.valid], inputs, seed)
-        else:
-            chosen = _of_images([*rows.train, *rows.valid], seed)
-        options: dict[str, Any] = chosen[0]
-        features: Any = chosen[1]
-        train = rows.train if inputs["name"] == "tokens" else _thinned(rows.train, features.size, seed)
+        options, features = _features(rows, inputs, pairs, seed)
+        random = np.random.default_rng(seed)
+        train = rows.train if inputs["name"] == "tokens" else _thinned(rows.train, features.size, random)
         x, other = (_matrix(features, batches) for batches in (train, rows.valid))
         y, true = labels_of(train), labels_of(rows.valid)
         both = [*train, *rows.valid]
@@ -67,27 +61,29 @@ def fit_linear_model(linear_class: Any, rows: LinearRows, seed: int) -> tuple[An
     return model.eval(), fit
 
 
-def _of_series(batches: Batches, inputs: Mapping[str, Any], seed: int) -> tuple[dict[str, Any], Convolutions]:
-    series = []
-    for batch in batches:
-        values, mask = batch["input_values"], batch.get("attention_mask")
-        lengths = [values.shape[1]] * len(values) if mask is None else mask.sum(1).tolist()
-        series += [row[:length] for row, length in zip(values, lengths, strict=True)]
-    total = THRESHOLDS if len(series) <= _MANY_SERIES else -(-THRESHOLDS // 2)
-    options: dict[str, Any] = {**Convolutions.plan([len(row) for row in series], total=total), "levels": LEVELS}
-    features = Convolutions(inputs["features"], **options, mean=inputs.get("mean"), std=inputs.get("std"))
-    features.prepare(series, seed)
-    return {"name": "convolutions", **options}, features
-
-
-def _of_images(batches: Batches, seed: int) -> tuple[dict[str, Any], Patches]:
+def _features(rows: LinearRows, inputs: Mapping[str, Any], pairs: bool, seed: int) -> tuple[dict[str, Any], Any]:
+    """The features of rows, by the kind of their inputs, and their options in a model's configuration."""
+    if inputs["name"] == "tokens":
+        return Ngrams.chosen(spellings(rows.tokenizer), rows.train, pairs=pairs)
+    batches: list[Any] = [*rows.train, *rows.valid]
+    if inputs["name"] == "values":
+        series = []
+        for batch in batches:
+            values, mask = batch["input_values"], batch.get("attention_mask")
+            lengths = [values.shape[1]] * len(values) if mask is None else mask.sum(1).tolist()
+            series += [row[:length] for row, length in zip(values, lengths, strict=True)]
+        total = THRESHOLDS if len(series) <= _MANY_SERIES else -(-THRESHOLDS // 2)
+        options: dict[str, Any] = {**Convolutions.plan([len(row) for row in series], total=total), "levels": LEVELS}
+        features = Convolutions(inputs["features"], **options, mean=inputs.get("mean"), std=inputs.get("std"))
+        features.prepare(series, seed)
+        return {"name": "convolutions", **options}, features
     images = [image for batch in batches for image in batch["pixel_values"]]
     sample = [images[i] for i in np.random.default_rng(seed).permutation(len(images))[:_IMAGES]]
     channels, *size = sample[0].shape
     options = Patches.plan(*size)
-    features = Patches(channels, **options)
-    features.prepare(sample, seed)
-    return {"name": "patches", **options}, features
+    patches = Patches(channels, **options)
+    patches.prepare(sample, seed)
+    return {"name": "patches", **options}, patches
 
 
 def labels_of(batches: Batches) -> np.ndarray:
@@ -98,10 +94,9 @@ def labels_of(batches: Batches) -> np.ndarray:
     return labels.astype(np.int64) if labels.ndim == 2 else labels
 
 
-def _thinned(batches: Batches, size: int, seed: int) -> Batches:
+def _thinned(batches: Batches, size: int, random: np.random.Generator) -> Batches:
     """Subsample the rows of batches when the dense feature matrix would have more than `_MAX_VALUES` values."""
-    limit, random = _MAX_VALUES // size, np.random.default_rng(seed)
-    total = sum(len(batch["labels"]) for batch in batches)
+    limit, total = _MAX_VALUES // size, sum(len(batch["labels"]) for batch in batches)
     if total <= limit:
         return batches
     thinned = []

@@ -11,18 +11,20 @@ import torch
 from safetensors import safe_open
 from transformers import PreTrainedModel, set_seed
 
+from lagwise.data.tokenizers import tokenizer_folder
 from lagwise.files import expanded
 from lagwise.kernels import LagKernel
 from lagwise.models import LagwiseConfig
 from lagwise.models.configuration import field_types
 from lagwise.models.loading import check_weights, read_config
-from lagwise.models.memory import check_memory
+from lagwise.models.memory import check_memory, check_step_memory
 from lagwise.models.sharded import require_shards
 from lagwise.tables import known
 from lagwise.tasks import Task, TaskData
 from lagwise.training.recipe import START, Recipe, merged
 
 _FIELDS_OF_THE_DATA = ("label_mean", "label_std", "outputs", "threshold", "wide")
+_OTHER_DATA = ("noise",)  # options of tasks that name data beside data.source
 _BACKBONE_PREFIX = "model."  # of the backbone's weights in every head
 
 
@@ -48,12 +50,19 @@ def check_model(recipe: Recipe, task: Task) -> None:
                 raise ValueError(f"{option} {length} is over the kernel's max_length {kernel.max_length}")
 
 
-def build_model(recipe: Recipe, data: TaskData, config: LagwiseConfig | None = None) -> PreTrainedModel:
+def build_model(recipe: Recipe, data: TaskData, rows: int | None = None) -> PreTrainedModel:
     """Build the recipe's model for the data of a task, by its `config_for_data`, freshly initialised or with the
-    backbone of the run that ``init_from`` names. ValueError if they do not fit."""
-    config = config or config_for_data(recipe, data)
+    backbone of the run that ``init_from`` names. ValueError if they do not fit, or if training ``rows`` together needs
+    more memory than there is."""
+    options, config = recipe.training, config_for_data(recipe, data)
     data.task.check_config(config)
-    set_seed(recipe.training.seed)
+    if rows is not None:
+        longest = -(-data.sizes(options.batch_size).longest // options.sequence_parallel)
+        half = options.precision == "float16"
+        check_step_memory(
+            data.task.head, config, rows, longest, checkpointing=options.gradient_checkpointing, float16=half
+        )
+    set_seed(options.seed)
     model: Any = data.task.head(config)
     data.check_model(model)
     if START in recipe.model:
@@ -74,9 +83,9 @@ def config_for_data(recipe: Recipe, data: TaskData) -> LagwiseConfig:
 def model_config(recipe: Recipe, task: Task, fields: dict[str, Any]) -> LagwiseConfig:
     """Build the configuration from the fields of the recipe, which take precedence, and those of the task and the data.
     ValueError for unknown fields."""
-    for name in recipe.model:
-        known(name, [*field_types(), START], "key in model")
     own, others = own_fields(recipe), {**task.fields(), **fields}
+    for name in own:
+        known(name, field_types(), "key in model")
     merged: dict[str, Any] = {**others, **own}
     of_data = others.get("inputs")
     if isinstance(of_data, dict):
@@ -93,31 +102,45 @@ def own_fields(recipe: Recipe) -> dict[str, Any]:
     return {name: value for name, value in recipe.model.items() if name != START}
 
 
+def rooted(recipe: Recipe) -> Recipe:
+    """Make local paths of a recipe absolute, so that its run is valid from any folder."""
+
+    def whole(name: Any) -> Any:  # of an existing file or folder; other names, such as those of hubs, are unchanged
+        return str(expanded(name).resolve()) if isinstance(name, str) and expanded(name).exists() else name
+
+    data, folder = recipe.data, tokenizer_folder(recipe.data.tokenizer)
+    source = data.source if data.source == "stdlib" else whole(data.source)
+    tokenizer = data.tokenizer if folder is None else whole(data.tokenizer)
+    task = {name: whole(value) if name in _OTHER_DATA else value for name, value in recipe.task.items()}
+    model = {name: whole(value) if name == START else value for name, value in recipe.model.items()}
+    return replace(recipe, task=task, model=model, data=replace(data, source=source, tokenizer=tokenizer))
+
+
 def with_start(recipe: Recipe) -> Recipe:
-    """Complete a recipe that starts from another run: an absolute path in ``init_from``, that model's fields where the
-    recipe sets none (for a block without a name, its options), and its tokenizer. Fields that describe that model's
-    data are not taken, and of series their stride only if the recipe leaves it open."""
+    """Complete a recipe that starts from another run (`rooted`): that model's fields where the recipe sets none (for a
+    block without a name, its options), and its tokenizer. Fields that describe that model's data are not taken, and of
+    series their stride only if the recipe leaves it open."""
     if START not in recipe.model:
         return recipe
-    folder = expanded(str(recipe.model[START]))
+    folder = Path(str(recipe.model[START]))
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"`init_from` must be the folder of a trained run, got {str(folder)!r}")
     check_weights(folder)
-    saved, path = read_config(folder).to_dict(), str(folder.resolve())
+    saved = read_config(folder).to_dict()
     others = {name for name in saved if name in _FIELDS_OF_THE_DATA or name.endswith("_token_id")}
     fields = {name: saved[name] for name in field_types() if name in saved and name not in others}
     if isinstance(fields.get("inputs"), dict) and fields["inputs"].get("name") == "values":
         fields["inputs"] = {"name": "values"}
     options = recipe.data
     if (folder / "tokenizer_config.json").is_file():
-        options = replace(options, tokenizer=path)
+        options = replace(options, tokenizer=str(folder))
     task, inputs = recipe.task, saved.get("inputs")
     if "stride" in task and task["stride"] is None and isinstance(inputs, dict) and "stride" in inputs:
         task = {**task, "stride": inputs["stride"]}
     own = dict(recipe.model)
     if isinstance(own.get("block"), dict) and "name" not in own["block"]:
         own["block"] = merged(fields["block"], own["block"])
-    return replace(recipe, task=task, model={**fields, **own, START: path}, data=options)
+    return replace(recipe, task=task, model={**fields, **own}, data=options)
 
 
 def _take_backbone(model: PreTrainedModel, folder: Path) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Annotated, Any
@@ -16,7 +17,6 @@ import yaml
 from pydantic import Field
 
 from lagwise.data.options import AUTO, DataOptions, upgraded
-from lagwise.data.tokenizers import tokenizer_folder
 from lagwise.files import expanded, one_line
 from lagwise.models.presets import GRID_PRESETS, PRESETS
 from lagwise.outside import Registry
@@ -40,7 +40,7 @@ _FINAL_RATE = 1e-7  # learning rate at the end of the polynomial schedule, as in
 _MAX_BYTES = 2**20  # of a recipe file
 _MAX_NODES, _MAX_DEPTH = 10_000, 50  # values with aliases expanded, and levels of nesting
 START = "init_from"  # the key of a model that names a run to start from
-_OTHER_DATA = ("noise",)  # options of tasks that name data beside data.source
+_REPLACING = ("model", f"model.{START}")  # keys of what replaces the model
 _PACKAGES = Registry("package of recipes", None, "lagwise.recipes", {"lagwise": "lagwise"})
 
 
@@ -130,7 +130,7 @@ class Recipe:
     """A name from `lagwise.tasks.TASKS`, and its options."""
     model: dict[str, Any] = field(default_factory=dict)
     """Fields of `LagwiseConfig`, and perhaps init_from."""
-    words: dict[str, Any] = field(default_factory=dict)
+    words: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Fields of `LagwiseConfig` for a kind of model, by its word: what `model=WORD` sets beside the preset."""
     data: DataOptions = field(default_factory=DataOptions)
     """Data to train and evaluate on."""
@@ -141,6 +141,12 @@ class Recipe:
         """The recipe as a file that `load_recipe` reads as the same recipe, with any overrides."""
         values = {name: value for name, value in dataclasses.asdict(self).items() if value or name != "words"}
         return yaml.safe_dump(values, sort_keys=False)
+
+    def as_json(self) -> dict[str, Any]:
+        """The recipe as JSON values, without the fields of other models."""
+        values = json.loads(json.dumps(dataclasses.asdict(self)))
+        del values["words"]
+        return values
 
 
 def recipe_names() -> list[str]:
@@ -197,13 +203,14 @@ def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Re
     values = parsed(text, f"recipe {name!r}") or {}
     if not isinstance(values, dict):
         raise ValueError(f"recipe {name!r} must be a mapping with sections, got {shown(values)}")
-    _mapping(values.get("model"), "model")
-    for word, fields in _mapping(values.get("words"), "words").items():
+    values = upgraded({section: each for section, each in values.items() if each is not None})
+    checked(Recipe, values, "a recipe")  # before overrides, which need its sections
+    for word in values.get("words", ()):
         known(word, PRESETS, "word of a recipe")
-        _mapping(_mapping(fields, f"words.{word}").get("block"), f"words.{word}.block")
-    values = upgraded(values)
     _check_overrides(overrides)
-    for key, text in sorted((_split(each) for each in overrides), key=_rank):
+    settings = [_split(each) for each in overrides]
+    # first what replaces the model, then the names of its parts
+    for key, text in sorted(settings, key=lambda each: (each[0] not in _REPLACING, not each[0].endswith(".name"))):
         if key == "model":
             _use_preset(values, text)
         else:
@@ -241,16 +248,11 @@ def _split(override: str) -> tuple[str, str]:
     raise ValueError(f"an override is written section.key=value, got {shown(override)}{hint}")
 
 
-def _rank(override: tuple[str, str]) -> int:
-    """The order of overrides: what replaces the model, then the names of its parts, then all others."""
-    return 0 if override[0] in ("model", f"model.{START}") else 1 if override[0].endswith(".name") else 2
-
-
 def _set(values: dict[str, Any], key: str, text: str) -> None:
     """Set a key of a recipe, and remove what the new value excludes."""
-    if key == f"model.{START}":
+    if key in _REPLACING:
         values["model"] = _task_settings(values)
-        values["data"] = {k: v for k, v in (values.get("data") or {}).items() if k not in ("tokenizer", "vocab_size")}
+        values["data"] = {k: v for k, v in values.get("data", {}).items() if k not in ("tokenizer", "vocab_size")}
     excluded = ("epochs", "minutes", "least_steps" if key == "training.epochs" else "") if key in _LENGTHS else ()
     *path, last = key.split(".")
     _refuse_part_of_a_chain(values, key)
@@ -289,7 +291,7 @@ def setting(name: str) -> str | None:
 
 def _refuse_part_of_a_chain(values: Mapping[str, Any], key: str) -> None:
     """Raise ValueError for a key below ``model.block`` if the model is a chain of several blocks."""
-    block = (values.get("model") or {}).get("block")
+    block = values.get("model", {}).get("block")
     inner = key.removeprefix("model.block.")
     if isinstance(block, dict) and block.get("name") == "chain" and inner not in (key, "name", "blocks"):
         raise ValueError(
@@ -298,24 +300,17 @@ def _refuse_part_of_a_chain(values: Mapping[str, Any], key: str) -> None:
         )
 
 
-def _mapping(value: Any, subject: str) -> dict[str, Any]:
-    """Return a mapping that a recipe may leave out. ValueError for anything else."""
-    if value is not None and not isinstance(value, dict):
-        raise ValueError(f"{subject} in a recipe must be a mapping, got {shown(value)}")
-    return value or {}
-
-
 def _use_preset(values: dict[str, Any], word: str) -> None:
     """Merge a preset into the recipe's model, then the settings that stay, then what the recipe's ``words`` set."""
     known(word, [*PRESETS, LINEAR], "model")
-    values["training"] = {**(values.get("training") or {}), "first_answer": "only" if word == LINEAR else "none"}
+    values["training"] = {**values.get("training", {}), "first_answer": "only" if word == LINEAR else "none"}
     if word == LINEAR:
         return
-    old = values.get("model") or {}
+    old = values.get("model", {})
     inputs = old.get("inputs")
     of_images = (inputs.get("name") if isinstance(inputs, dict) else inputs) == "patches"
     preset = copy.deepcopy((PRESETS | GRID_PRESETS if of_images else PRESETS)[word])
-    own = (values.get("words") or {}).get(word) or {}
+    own = values.get("words", {}).get(word, {})
     plain = {name: value for name, value in old.items() if name != "norm"}
     settings = _task_settings(values, preset["block"] if of_images else {})
     values["model"] = merged(plain, preset, settings, _depth(old), own)
@@ -356,7 +351,7 @@ def _depth(model: Mapping[str, Any]) -> dict[str, Any]:
 def _task_settings(values: Mapping[str, Any], widths: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The fields of a recipe's model that stay with another model: dropout, pooling and the classifier's layers.
     widths: a block whose mixers keep the expansion of the recipe's mixers of the same name."""
-    model = values.get("model") or {}
+    model = values.get("model", {})
     names = ("embedding_dropout", "classifier_dropout", "classifier_hidden_size", "pooling")
     settings: dict[str, Any] = {name: value for name, value in model.items() if name in names}
     block: Any = model["block"] if isinstance(model.get("block"), dict) else {}
@@ -393,19 +388,6 @@ def _check(recipe: Recipe) -> None:
     )
 
 
-def rooted(recipe: Recipe) -> Recipe:
-    """Make local paths of a recipe absolute, so that its run is valid from any folder."""
-
-    def whole(name: Any) -> Any:  # of an existing file or folder; other names, such as those of hubs, are unchanged
-        return str(expanded(name).resolve()) if isinstance(name, str) and expanded(name).exists() else name
-
-    data, folder = recipe.data, tokenizer_folder(recipe.data.tokenizer)
-    source = data.source if data.source == "stdlib" else whole(data.source)
-    tokenizer = data.tokenizer if folder is None else whole(data.tokenizer)
-    task = {name: whole(value) if name in _OTHER_DATA else value for name, value in recipe.task.items()}
-    return replace(recipe, task=task, data=replace(data, source=source, tokenizer=tokenizer))
-
-
 class _Loader(yaml.SafeLoader):
     """A YAML loader without octal numbers such as 010 (8) and sexagesimal numbers such as 1:30 (90)."""
 
@@ -423,35 +405,26 @@ def parsed(text: bytes | str, subject: str) -> Any:
     try:
         loader = _Loader(text)
         root = loader.get_single_node()
-        if not _is_moderate(root):
-            raise ValueError(f"it has over {_MAX_NODES} values, aliases written out, or is over {_MAX_DEPTH} deep")
+        _check_size(root)
         return None if root is None else loader.construct_document(root)
     except (yaml.YAMLError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{subject} is not valid YAML: {one_line(error)}") from error
 
 
-def _is_moderate(root: yaml.Node | None) -> bool:
-    """Whether a document is neither large nor deep. An alias counts as the node it refers to, because a few lines of
-    aliases can expand to any size, or contain themselves."""
+def _check_size(root: yaml.Node | None) -> None:
+    """Raise ValueError for a large or deep document, or a key that occurs twice, of which YAML's readers drop one
+    value. An alias counts as the node it refers to, because a few lines of aliases can expand to any size, or contain
+    themselves."""
     waiting, count = [(root, 1)], 0
     while waiting:
         node, depth = waiting.pop()
         count += 1
         if count > _MAX_NODES or depth > _MAX_DEPTH:
-            return False
-        if isinstance(node, yaml.MappingNode):
-            _require_distinct(node)
-            waiting += ((part, depth + 1) for pair in node.value for part in pair)
-        elif isinstance(node, yaml.SequenceNode):
-            waiting += ((part, depth + 1) for part in node.value)
-    return True
-
-
-def _require_distinct(node: yaml.MappingNode) -> None:
-    """Raise ValueError for a key that occurs twice: YAML's readers would drop one of the values."""
-    keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-    seen: set[str] = set()
-    for key in keys:
-        if key.value in seen:
-            raise ValueError(f"{key.value!r} occurs twice, again in line {key.start_mark.line + 1}")
-        seen.add(key.value)
+            raise ValueError(f"it has over {_MAX_NODES} values, aliases written out, or is over {_MAX_DEPTH} deep")
+        parts: list[yaml.Node] = list(node.value) if isinstance(node, yaml.SequenceNode) else []
+        keys: dict[str, yaml.Node] = {}
+        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(key, yaml.ScalarNode) and keys.setdefault(key.value, key) is not key:
+                raise ValueError(f"{key.value!r} occurs twice, again in line {key.start_mark.line + 1}")
+            parts += [key, value]
+        waiting += ((part, depth + 1) for part in parts)

@@ -30,19 +30,15 @@ from lagwise.training.first_answer import (
     choose_model,
     fit_first_answer,
     is_perfect,
-    joined_answer,
-    kept_first_answer,
     read_first_answer,
     save_first_answer,
     take_first,
 )
 from lagwise.training.folder import (
-    as_json,
     begin_run,
     check_begun,
     check_resumable,
     data_unchanged,
-    final_model,
     load_run,
     make_task,
     newest_whole_checkpoint,
@@ -51,8 +47,8 @@ from lagwise.training.folder import (
     step_of,
 )
 from lagwise.training.machine import describe, of_first_process, processes
-from lagwise.training.model import own_fields, with_start
-from lagwise.training.recipe import Recipe, rooted
+from lagwise.training.model import own_fields, rooted, with_start
+from lagwise.training.recipe import Recipe
 from lagwise.training.setup import make_trainer, needs_first_answer, open_data, planned
 from lagwise.training.trainer import BEST, LagwiseTrainer, saved_when_stopped
 
@@ -75,7 +71,7 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
         FileExistsError: If ``out`` already holds a run.
         ValueError: If the recipe, the data and this machine do not fit together.
     """
-    out, requested = Path(out), as_json(recipe)
+    out, requested = Path(out), recipe.as_json()
     check_unused(out)
     recipe, data = planned(with_start(rooted(recipe)), progress)
     state = processes()
@@ -87,7 +83,7 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
         if state.is_main_process:
             check_unused(out)  # another process may have trained there in the meantime
             if trainer is not None:
-                about["parameters"] = _size(trainer.model_wrapped)
+                about["parameters"] = trainer.model_wrapped.num_parameters()
             begin_run(recipe, out, {**about, "asked": requested, **describe()})
             try:
                 _fit_first(recipe, data, out, progress)
@@ -139,9 +135,9 @@ def train_or_resume(recipe: Recipe, out: Path | str, *, progress: bool = True) -
     if not of_first_process((out / RECIPE_FILE).is_file()):  # which writes the file, perhaps before others look
         return train(recipe, out, progress=progress)
     if (out / RUN_FILE).is_file() and (begun := read_json(out / RUN_FILE).get("asked")):  # not in runs of 0.2
-        usual = as_json(Recipe())  # of options that the version that began the run did not have; others are gone
+        usual = Recipe().as_json()  # of options that the version that began the run did not have; others are gone
         own = {name: {**usual[name], **begun[name]} for name in ("data", "training")}
-        check_begun(out, begun | {name: {key: own[name][key] for key in usual[name]} for name in own}, as_json(recipe))
+        check_begun(out, begun | {name: {key: own[name][key] for key in usual[name]} for name in own}, recipe.as_json())
     return resume(out, progress=progress)
 
 
@@ -152,7 +148,7 @@ def _fit_first(recipe: Recipe, data: TaskData, out: Path, progress: bool) -> Non
     kind = recipe.training.first_answer
     model, about, held_out = fit_first_answer(data, recipe.training.seed)
     if kind == "only":
-        write_json(out / RUN_FILE, {**read_json(out / RUN_FILE), "parameters": _size(model)})
+        write_json(out / RUN_FILE, {**read_json(out / RUN_FILE), "parameters": model.num_parameters()})
     enough = kind == "compare" and is_perfect(about)
     save_first_answer(model, about, held_out, data, out, alone=kind == "only" or enough, progress=progress)
     if enough and progress:
@@ -175,87 +171,81 @@ def _complete(
     compared = recipe.training.first_answer == "compare" and PartialState().is_main_process
     about = read_first_answer(out) if compared else None
     if trainer is None or of_first_process(about is not None and is_perfect(about)):
-        return finish_with_first(recipe, data, out, progress)
-    if checkpoint is not None and trainer.best.has_stopped(checkpoint):
+        trainer = None
+    elif checkpoint is not None and trainer.best.has_stopped(checkpoint):
         trainer._load_from_checkpoint(str(checkpoint))
-        return finish(trainer, recipe, data, out, progress)
-    if trainer.is_world_process_zero():
-        rewind_metrics(out, 0 if checkpoint is None else step_of(checkpoint))
-    with quiet(), saved_when_stopped(trainer):
-        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    else:
+        if trainer.is_world_process_zero():
+            rewind_metrics(out, 0 if checkpoint is None else step_of(checkpoint))
+        with quiet(), saved_when_stopped(trainer):
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     return finish(trainer, recipe, data, out, progress)
 
 
-def finish(trainer: LagwiseTrainer, recipe: Recipe, data: TaskData, out: Path, progress: bool) -> Path:
-    """Write the final model to the top of the run folder, config.json last: it marks the folder as a model."""
-    compare = recipe.training.first_answer == "compare"
-    model: Any = trainer.accelerator.unwrap_model(trainer.model)
-    model.split_sequences(None)
-    if trainer.is_world_process_zero():
-        with quiet(), saved_whole(out, "the model", last="config.json") as partial:
-            model.save_pretrained(partial)
-            if trainer.best.keep and not trainer.best.take(partial):
-                warnings.warn(f"{str(out / BEST)!r} is missing: the run ends with its last model", stacklevel=2)
-            if data.calibrates or read_first_answer(out) is not None:
-                load_model_weights(model, partial)
-                chosen = choose_model(model, trainer, data, out, compare=compare, progress=progress)
-                if chosen is None:
-                    take_first(out, partial)
-                elif chosen is not model:
-                    chosen.save_pretrained(partial)
-                elif data.calibrates:
-                    model.config.save_pretrained(partial)
-            data.save_preprocessing(partial, model.length_limit)
-        trainer.best.remove()
-        remove_partial(out)
-        _say_if_nothing_is_learned(recipe, data, out, progress)
-    trainer.accelerator.wait_for_everyone()
-    return out
-
-
-def finish_with_first(recipe: Recipe, data: TaskData, out: Path, progress: bool) -> Path:
-    """`finish` for a run that trains nothing."""
+def finish(trainer: LagwiseTrainer | None, recipe: Recipe, data: TaskData, out: Path, progress: bool) -> Path:
+    """Write the final model to the top of the run folder, config.json last: it marks the folder as a model. Without a
+    trainer, it is the first answer. Print a line if one answer for all held-out rows is as good."""
     if PartialState().is_main_process:
-        with saved_whole(out, "the model", last="config.json") as partial:
-            take_first(out, partial)
-        write_json(out / FILE, {**read_json(out / FILE), "kept": True})
-        _say_if_nothing_is_learned(recipe, data, out, progress)
+        with quiet(), saved_whole(out, "the model", last="config.json") as partial:
+            if trainer is None:
+                take_first(out, partial)
+            else:
+                _save_trained(trainer, recipe, data, out, partial, progress)
+        if trainer is None:
+            write_json(out / FILE, {**read_json(out / FILE), "kept": True})
+        else:
+            trainer.best.remove()
+            remove_partial(out)
+        ending = outcome(out, recipe, data.task, read_metrics(out)) if progress else None
+        constant, headline = data.constant_scores(), data.headline.name
+        if ending and (note := constant_note(ending[1], constant, headline, "held-out rows")):
+            print(note, file=sys.stderr)
     PartialState().wait_for_everyone()
     return out
 
 
-def _say_if_nothing_is_learned(recipe: Recipe, data: TaskData, out: Path, progress: bool) -> None:
-    """Print one line if one answer for all held-out rows is as good as the model that a run ends with."""
-    ending = outcome(out, recipe, data.task, read_metrics(out)) if progress else None
-    if ending is None:
-        return
-    if note := constant_note(ending[1], data.constant_scores(), data.headline.name, "held-out rows"):
-        print(note, file=sys.stderr)
+def _save_trained(
+    trainer: LagwiseTrainer, recipe: Recipe, data: TaskData, out: Path, partial: Path, progress: bool
+) -> None:
+    """Save the trained model, the best or last one, or what a comparison with the first answer chooses."""
+    model: Any = trainer.accelerator.unwrap_model(trainer.model)
+    model.split_sequences(None)
+    model.save_pretrained(partial)
+    if trainer.best.keep and not trainer.best.take(partial):
+        warnings.warn(f"{str(out / BEST)!r} is missing: the run ends with its last model", stacklevel=2)
+    if data.calibrates or read_first_answer(out) is not None:
+        load_model_weights(model, partial)
+        compare = recipe.training.first_answer == "compare"
+        chosen = choose_model(model, trainer, data, out, compare=compare, progress=progress)
+        if chosen is None:
+            take_first(out, partial)
+        elif chosen is not model:
+            chosen.save_pretrained(partial)
+        elif data.calibrates:
+            model.config.save_pretrained(partial)
+    data.save_preprocessing(partial, model.length_limit)
 
 
 def outcome(
     run: Path, recipe: Recipe, task: Task, metrics: Sequence[Mapping[str, float]]
 ) -> tuple[str, dict[str, float]] | None:
-    """Say which model a run ends with, and return its scores by name; None if the log has no validation."""
-    if answer := kept_first_answer(run):
-        return "the first answer", answer["scores"]
-    if answer := joined_answer(run):
-        return "the first answer and the trained layers", answer["trained"]
-    final = final_model(recipe, task, metrics)
-    if final is None:
+    """Say which model a finished run ends with, and return its scores on validation data by name; None if the log has
+    none."""
+    about = read_first_answer(run) or {}
+    if about.get("kept"):
+        return "the first answer", about["scores"]
+    if "share" in about:
+        return f"the first answer and the trained layers (a share of {about['share']:.2f})", about["trained"]
+    headline = task.logged_headline(metrics)
+    scores = {int(line["step"]): line[name] for line in metrics if (name := f"eval_{headline.name}") in line}
+    if not scores:
         return None
-    last = max(int(line["step"]) for line in metrics)
-    which = "the last" if recipe.training.select == "last" else f"the best of {last:,}"
-    scores: dict[str, float] = {}
-    for line in metrics:
-        if line["step"] == final[0]:
-            scores |= {name.removeprefix("eval_"): value for name, value in line.items() if name.startswith("eval_")}
-    return f"the model of step {final[0]:,}, {which}", scores
-
-
-def _size(model: Any) -> int:
-    """Count a model's parameters."""
-    return sum(each.numel() for each in model.parameters())
+    best = max if headline.greater_is_better else min
+    step = [*scores][-1] if recipe.training.select == "last" else best(scores, key=lambda each: scores[each])
+    which = "the last" if recipe.training.select == "last" else f"the best of {max(int(m['step']) for m in metrics):,}"
+    logged = [item for line in metrics if line["step"] == step for item in line.items()]
+    values = {name.removeprefix("eval_"): value for name, value in logged if name.startswith("eval_")}
+    return f"the model of step {step:,}, {which}", values
 
 
 def _sole_trainer(out: Path) -> AbstractContextManager[None]:

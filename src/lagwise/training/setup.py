@@ -3,6 +3,7 @@ the Trainer."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 import time
@@ -16,36 +17,33 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from torch._functorch import config
 from transformers import TrainerCallback, TrainingArguments
 from transformers.integrations import get_available_reporting_integrations
 from transformers.trainer_utils import SaveStrategy
 from transformers.utils import is_torch_tf32_available
 
+from lagwise.compiler import find_compiler, find_cxx, has_python_headers
 from lagwise.data.options import AUTO
 from lagwise.files import one_line
 from lagwise.models.loading import default_device, quiet
-from lagwise.models.memory import check_step_memory
 from lagwise.process import group_size
 from lagwise.tables import known, refuse
 from lagwise.tasks import LanguageModelling, Task, TaskData
 from lagwise.tasks.language_modelling import RunningText
-from lagwise.training.first_answer import require_linear
+from lagwise.training.first_answer import NO_FIRST_ANSWER
 from lagwise.training.folder import make_task
 from lagwise.training.machine import (
-    Sharing,
     bfloat16_is_fast,
-    check_compiled,
-    chosen_compilation,
-    compile_model,
     of_first_process,
     processes,
-    shared_rows,
 )
-from lagwise.training.model import build_model, check_model, config_for_data
+from lagwise.training.model import build_model, check_model
 from lagwise.training.optimizer import make_optimizer
-from lagwise.training.recipe import MAX_STEPS, Recipe, TrainingOptions
-from lagwise.training.trainer import BestModel, LagwiseTrainer, Progress
+from lagwise.training.recipe import MAX_STEPS, REDUCE_OVERHEAD, Recipe, TrainingOptions
+from lagwise.training.trainer import LagwiseTrainer
 
+_MIN_GRAPH_STEPS = 5_000  # some minutes, of which compilation takes about one
 _SLOW_STEPS, _TIMED_STEPS = 3, 9  # the first fill memory and caches
 _EVALUATIONS = 5
 _VOCABULARIES = {4096: 5_000_000, 1024: 1_600_000}  # of a BPE: bytes that a training reads at least, read as bytes
@@ -59,8 +57,7 @@ def check_recipe(recipe: Recipe) -> Task:
     >>> type(check_recipe(load_recipe("tnn-lm"))).__name__
     'LanguageModelling'
     """
-    options, first = recipe.training, recipe.training.first_answer
-    shared = options.sequence_parallel
+    options, shared = recipe.training, recipe.training.sequence_parallel
     no_gpu = not torch.cuda.is_available()
     configured = os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "false").lower() == "true"
     sizes = {each: os.environ.get(f"PARALLELISM_CONFIG_{each.upper()}_SIZE", "1") for each in ("tp", "cp", "sp")}
@@ -68,6 +65,7 @@ def check_recipe(recipe: Recipe) -> Task:
     micro_batch_size(recipe)
     check_compiled(options)
     reporters(options.report_to)
+    task = make_task(recipe)
     refuse(
         (
             options.precision == "float16" and no_gpu,
@@ -82,22 +80,21 @@ def check_recipe(recipe: Recipe) -> Task:
             "processes share the batch, but accelerate is to split sequences or weights between them; launch without "
             + " and ".join(f"--parallelism_config_{split}_size" for split in splits),
         ),
+        (
+            needs_first_answer(recipe, task) and task.linear_head is None,
+            NO_FIRST_ANSWER.format(type(task).__name__),
+        ),
+        (
+            shared > 1 and "sequence_parallel" not in task.supports,
+            "`sequence_parallel` is for language modelling and masked language modelling, got task "
+            f"{type(task).__name__}",
+        ),
+        (
+            shared > min(task.lengths().values(), default=shared),
+            f"`sequence_parallel` {shared} is more than `length`, {recipe.data.length} tokens",
+        ),
     )
-    task = make_task(recipe)
-    if needs_first_answer(recipe, task):
-        require_linear(task)
-    if first != "only":
-        refuse(
-            (
-                shared > 1 and "sequence_parallel" not in task.supports,
-                "`sequence_parallel` is for language modelling and masked language modelling, got task "
-                f"{type(task).__name__}",
-            ),
-            (
-                shared > min(task.lengths().values(), default=shared),
-                f"`sequence_parallel` {shared} is more than `length`, {recipe.data.length} tokens",
-            ),
-        )
+    if recipe.training.first_answer != "only":
         check_model(recipe, task)
     return task
 
@@ -169,20 +166,22 @@ def planned(recipe: Recipe, progress: bool) -> tuple[Recipe, TaskData]:
     ValueError if the recipe, the data and this machine do not fit together, or the minutes are too few.
     """
     is_open = recipe.data.tokenizer == AUTO
-    recipe, data = completed(recipe, open_data(check_recipe(recipe), progress))
-    options = recipe.training
-    if options.minutes is not None and options.first_answer != "only":
-        options = planned_for_minutes(recipe, data, progress)
-        recipe = replace(recipe, training=options)
-    if is_open and isinstance(data.task, LanguageModelling):
-        text_data: Any = data
+    while True:
+        recipe, data = completed(recipe, open_data(check_recipe(recipe), progress))
+        options = recipe.training
+        if options.minutes is not None and options.first_answer != "only":
+            options = planned_for_minutes(recipe, data, progress)
+            recipe = replace(recipe, training=options)
+        if not (is_open and isinstance(data.task, LanguageModelling)):
+            return recipe, data
+        text: Any = data
         read = options.steps * options.batch_size * data.sizes(options.batch_size).tokens
         size = next((size for size, least in _VOCABULARIES.items() if read >= least), None)
-        if size is not None and len(text_data.text.splits["train"]) >= _MIN_TEXT_BYTES:
-            if progress:
-                print(f"a training of this length reads a BPE of {size:,} tokens", file=sys.stderr)
-            return planned(replace(recipe, data=replace(recipe.data, tokenizer="bpe", vocab_size=size)), progress)
-    return recipe, data
+        if size is None or len(text.text.splits["train"]) < _MIN_TEXT_BYTES:
+            return recipe, data
+        if progress:
+            print(f"a training of this length reads a BPE of {size:,} tokens", file=sys.stderr)
+        recipe, is_open = replace(recipe, data=replace(recipe.data, tokenizer="bpe", vocab_size=size)), False
 
 
 def planned_for_minutes(recipe: Recipe, data: TaskData, progress: bool) -> TrainingOptions:
@@ -282,50 +281,19 @@ def training_arguments(recipe: Recipe, out: Path) -> TrainingArguments:
 
 def make_trainer(recipe: Recipe, data: TaskData, out: Path, progress: bool) -> LagwiseTrainer:
     """Make the model of a recipe, with the data of its task, and the Trainer that writes into a run's folder."""
+    arguments = training_arguments(recipe, out)
     one_length = isinstance(data.task, RunningText) and data.task.data.lengths is None
     options = replace(recipe.training, compile=chosen_compilation(recipe.training, one_length))
-    arguments = training_arguments(recipe, out)
-    sizes, config = data.sizes(options.batch_size), config_for_data(recipe, data)
-    check_step_memory(
-        data.task.head,
-        config,
-        arguments.per_device_train_batch_size,
-        -(-sizes.longest // options.sequence_parallel),
-        checkpointing=options.gradient_checkpointing,
-        float16=options.precision == "float16",
-    )
-    model: Any = build_model(recipe, data, config)
+    show = progress and arguments.process_index == 0
+    model: Any = build_model(recipe, data, arguments.per_device_train_batch_size)
     if options.gradient_checkpointing:
         model.gradient_checkpointing_enable()
-    metric = data.headline
-    best = BestModel(out, metric.name, metric.greater_is_better, options.patience, options.select == "best")
-    training: Any = data.training_examples(options.steps, options.batch_size, options.seed)
-    validation: Any = data.validation_examples(options.evaluate_tokens)
-    sharing = None
-    if (count := options.sequence_parallel) > 1:
-        sharing = Sharing(count, len(validation), arguments.per_device_eval_batch_size)
-        training = shared_rows(training, arguments.per_device_train_batch_size, count)
-        validation = shared_rows(validation, arguments.per_device_eval_batch_size, count)
-        model.split_sequences(sharing.group)
-    show = progress and arguments.process_index == 0
+    optimizer = make_optimizer(model, options)
     if options.compile:
         compile_model(model, options.compile)
         if show and options.compile != recipe.training.compile:
             print("steps are compiled, which takes a minute, and run as CUDA graphs", file=sys.stderr)
-    callbacks: list[Any] = [best, Progress(data, options.batch_size * sizes.tokens, sizes.unit, show=show)]
-    return LagwiseTrainer(
-        model=model,
-        args=arguments,
-        train_dataset=training,
-        eval_dataset=validation,
-        optimizers=(make_optimizer(model, options), None),
-        callbacks=callbacks,
-        processing_class=data.tokenizer,
-        data=data,
-        sharing=sharing,
-        options=options,
-        best=best,
-    )
+    return LagwiseTrainer(model, data, options, arguments, optimizer, show=show)
 
 
 def reporters(names: str, out: Path | None = None) -> list[str]:
@@ -362,3 +330,65 @@ def _outlive_failed_curves() -> None:
 
     for name in ("write_event", "flush"):
         setattr(EventsWriter, name, warning(getattr(EventsWriter, name)))
+
+
+# Compiled training steps, by `torch.compile`.
+
+
+def chosen_compilation(options: TrainingOptions, one_length: bool) -> bool | str:
+    """Decide how to compile a training step: as the options say, and where they leave it open, as CUDA graphs if these
+    can serve and the training is long enough. one_length: whether all steps have it."""
+    if options.compile != AUTO:
+        return options.compile
+    usual = one_length and options.steps >= _MIN_GRAPH_STEPS and group_size() == options.accumulate == 1
+    plain = options.precision != "float16" and not options.gradient_checkpointing
+    on_nvidia = default_device().type == "cuda" and torch.version.cuda is not None
+    return REDUCE_OVERHEAD if usual and plain and on_nvidia and _lacking("cuda") is None else False
+
+
+def check_compiled(options: TrainingOptions) -> None:
+    """Raise ValueError for options that exclude compiled steps, or if this machine cannot compile."""
+    if options.compile in (False, AUTO):
+        return
+    device, graphs, option = default_device().type, options.compile == REDUCE_OVERHEAD, f"`compile={REDUCE_OVERHEAD}`"
+    lacking = _lacking(device)
+    refuse(
+        (lacking is not None, f"`compile` needs {lacking}; or leave it out"),
+        (
+            graphs and device != "cuda",
+            f"{option} needs an NVIDIA GPU, which is not here; take `compile=true`, or leave it out",
+        ),
+        (  # which exchange gradients in the backward pass
+            graphs and group_size() > 1,
+            f"{option} is for one process, got {group_size()}; take `compile=true`",
+        ),
+        (  # the graph of a micro-batch would overwrite the gradients of the one before
+            graphs and options.accumulate > 1,
+            f"{option} does not go with `accumulate`, got {options.accumulate}; take `compile=true`, or a smaller "
+            "`batch_size`",
+        ),
+    )
+
+
+def compile_model(model: Any, how: bool | str = True) -> None:
+    """Compile the layers of a model in place with `torch.compile`, or with a mode of it the whole model as one graph.
+    Gradients have the precision of their operations, as without compilation: by default PyTorch traces backward passes
+    under autocast, which would give half-precision gradients to kernels that disable autocast in their forward pass."""
+    config.backward_pass_autocast = "off"
+    if isinstance(how, str):
+        model.compile(mode=how)
+    else:
+        for layer in model.base_model.layers:
+            layer.compile()
+
+
+def _lacking(device: str) -> str | None:
+    """Describe what PyTorch's compiler needs for a device and does not find here; None if nothing is missing."""
+    if device == "cuda":
+        if importlib.util.find_spec("triton") is None:
+            return "Triton, which is not installed: pip install triton"
+        if find_compiler() is None:
+            return "a C compiler, which is not here: install gcc or set CC"
+    elif find_cxx() is None:
+        return "a C++ compiler, which is not here: install g++ or set CXX"
+    return None if has_python_headers() else "Python's headers, which are not here: install python3-dev"

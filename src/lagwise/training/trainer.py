@@ -1,5 +1,5 @@
 """The Trainer of transformers, with complete checkpoints only and a readable log, and what it calls between steps: the
-choice of the best model, stops by a signal, and a progress bar."""
+choice of the best model, stops by a signal, and a progress bar; and processes that share sequences."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from transformers import EvalPrediction, Trainer, TrainerCallback
+from torch import Tensor, nn
+from transformers import EvalPrediction, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
+from lagwise.data.batches import Examples
 from lagwise.files import PARTIAL, one_line, saved_whole
 from lagwise.models.heads import VocabularyHead
 from lagwise.models.loading import quiet
@@ -32,7 +33,6 @@ from lagwise.process import Stopped, denormals_as_zero, group_size, is_first
 from lagwise.progress import progress_bar
 from lagwise.tasks import TaskData
 from lagwise.training.folder import METRICS_FILE, checkpoints, note_content
-from lagwise.training.machine import Sharing
 from lagwise.training.optimizer import clip_gradients, sparse_tables
 from lagwise.training.recipe import REDUCE_OVERHEAD, TrainingOptions
 
@@ -89,30 +89,84 @@ def evaluations_since_best(values: Sequence[float]) -> int:
     return len(values) - 1 - max(range(len(values)), key=lambda i: (values[i], -i))
 
 
+def shared_rows(rows: Any, batch: int, count: int) -> Examples:
+    """Repeat every batch once for each process that shares it: the Trainer gives batches to the processes in turn. The
+    last batch is filled up with its last row."""
+    return Examples(-(-len(rows) // batch) * batch * count, functools.partial(_shared, rows, batch, count))
+
+
+def _shared(rows: Any, batch: int, count: int, index: int) -> Any:
+    number, position = divmod(index, batch)
+    return rows[min(number // count * batch + position, len(rows) - 1)]
+
+
+class Sharing:
+    """The group of ``count`` processes, with neighbouring ranks, that share sequences with this process. rows, batch:
+    the rows of an evaluation, and those of a batch of it in a process."""
+
+    def __init__(self, count: int, rows: int, batch: int):
+        self.count, self.rows, self.batch = count, rows, batch
+        self.group: Any = dist.new_subgroups(group_size=count)[0]
+
+    def shard(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Cut this process's shard out of a batch of whole rows."""
+        length, rank = max(t.shape[1] for t in inputs.values() if t.dim() > 1), dist.get_rank(self.group)
+        own = slice(length * rank // self.count, length * (rank + 1) // self.count)
+        return {
+            name: t[:, own].contiguous() if isinstance(t, Tensor) and t.dim() > 1 and t.shape[1] == length else t
+            for name, t in inputs.items()
+        }
+
+    def real_rows(self, number: int) -> int:
+        """Count the rows of this process's evaluation batch ``number`` that do not only fill it up."""
+        batch = (number * dist.get_world_size() + dist.get_rank()) // self.count
+        return min(max(self.rows - batch * self.batch, 0), self.batch)
+
+
 class LagwiseTrainer(Trainer):
     """A Trainer whose checkpoints appear under their name only when complete. The task's data define batches, the loss
     and the metrics."""
 
     def __init__(
         self,
-        *args: Any,
+        model: Any,
         data: TaskData,
-        best: BestModel,
         options: TrainingOptions,
-        sharing: Sharing | None = None,
-        **kwargs: Any,
+        arguments: TrainingArguments,
+        optimizer: torch.optim.Optimizer,
+        *,
+        show: bool,
     ):
         def metrics(outputs: EvalPrediction) -> dict[str, float]:
             return data.metrics(math.nan, outputs.predictions, outputs.label_ids)
 
-        kwargs |= {"data_collator": data.collate, "compute_metrics": metrics, "compute_loss_func": data.loss}
-        super().__init__(*args, **kwargs)
-        self.data, self.best = data, best
-        self.sharing, self.options = sharing, options
+        self.data, self.options = data, options
+        metric, run = data.headline, Path(str(arguments.output_dir))
+        self.best = BestModel(run, metric.name, metric.greater_is_better, options.patience, options.select == "best")
+        training: Any = data.training_examples(options.steps, options.batch_size, options.seed)
+        validation: Any = data.validation_examples(options.evaluate_tokens)
+        self.sharing = None
+        if (count := options.sequence_parallel) > 1:
+            self.sharing = Sharing(count, len(validation), arguments.per_device_eval_batch_size)
+            training = shared_rows(training, arguments.per_device_train_batch_size, count)
+            validation = shared_rows(validation, arguments.per_device_eval_batch_size, count)
+            model.split_sequences(self.sharing.group)
+        super().__init__(
+            model,
+            arguments,
+            data.collate,
+            training,
+            validation,
+            processing_class=data.tokenizer,
+            compute_loss_func=data.loss,
+            compute_metrics=metrics,
+            callbacks=[self.best, Progress(data, options.batch_size, show)],
+            optimizers=(optimizer, None),
+        )
         if group_size() == 1 and self.args.device.type == "cpu":
             self.accelerator.clip_grad_norm_ = clip_gradients  # type: ignore[bad-assignment]
-        arguments = inspect.signature(self._module.forward).parameters
-        self.label_names = [name for name in ("labels", "future_values") if name in arguments]
+        arguments_of_model = inspect.signature(self._module.forward).parameters
+        self.label_names = [name for name in ("labels", "future_values") if name in arguments_of_model]
         self._saving, self._logged_at = False, 0.0
         self._evaluated = 0  # validation batches
         self._losses: list[torch.Tensor] = []  # for each validation batch the sum, and the number of its terms
@@ -288,8 +342,9 @@ class LagwiseTrainer(Trainer):
 class Progress(TrainerCallback):
     """A progress bar for the whole training: loss, validation metric, and tokens or images per second."""
 
-    def __init__(self, data: TaskData, tokens_per_step: float, unit: str, show: bool):
-        self.data, self.tokens_per_step, self.unit, self.show = data, tokens_per_step, unit, show
+    def __init__(self, data: TaskData, batch_size: int, show: bool):
+        sizes = data.sizes(batch_size)
+        self.data, self.tokens_per_step, self.unit, self.show = data, batch_size * sizes.tokens, sizes.unit, show
         self.shown: dict[str, str] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
