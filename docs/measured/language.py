@@ -80,7 +80,7 @@ def best() -> str:
     return f"""## The best language model per minute
 
 Bits per byte after equal minutes of one thread, in batches of 4 × 512 bytes, one seed each. conv-fd-local+4@3.6 is the
-recipe best-lm without `input_residual`, which came later: short convolutions, FD-TNN's kernel in TNN's gated unit, and
+recipe best-lm without `input_residual`, `block_embeddings` and a linear schedule, which came later: short convolutions, FD-TNN's kernel in TNN's gated unit, and
 attention in chunks of 128, with embeddings of n-grams of 2 to 4 bytes (many parameters, of which a step reads few) and
 of what came next when the last 3 and 6 bytes occurred before. Its lead over fd-tnn-lm is smallest on short pieces of
 novels, and grows with the length of the text, because a longer text repeats more.

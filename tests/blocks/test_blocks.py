@@ -283,24 +283,25 @@ def test_wrong_shapes_are_named(name: str) -> None:
         block.prefill(torch.ones(2, 5, 6), block.init_state(2), mask=torch.ones(2, 4))
 
 
-def test_a_chain_adds_its_input_before_each_block_but_the_first() -> None:
+def test_a_chain_adds_its_input_and_embeddings_before_each_block_but_the_first() -> None:
     torch.manual_seed(0)
     specs = [{"name": "prenorm", "token_mixer": {"name": "ema", "dimension": 2}} for _ in range(3)]
-    chain = ChainBlock(4, blocks=specs, input_residual=True)
+    chain = ChainBlock(4, blocks=specs, input_residual=True, block_embeddings=True)
     plain = ChainBlock(4, blocks=specs)
     plain.load_state_dict({name: value for name, value in chain.state_dict().items() if name != "shares"})
-    x = torch.randn(2, 7, 4)
-    torch.testing.assert_close(chain(x), plain(x))  # a new one
+    inputs = torch.randn(2, 7, 12)
+    x, *added = inputs.chunk(3, 2)
+    torch.testing.assert_close(chain(torch.nn.functional.pad(x, (0, 8))), plain(x))  # a new one
     torch.nn.init.normal_(chain.shares)
     expected = x
     for index, block in enumerate(chain.blocks):
         if index:
             a, b = chain.shares[index - 1]
-            expected = a * expected + b * x
+            expected = a * expected + b * x + added[index - 1]
         expected = block(expected)
-    torch.testing.assert_close(chain(x), expected)
+    torch.testing.assert_close(chain(inputs), expected)
     state, tokens = chain.init_state(2), []
-    for token in x.unbind(1):
+    for token in inputs.unbind(1):
         y, state = chain.step(token, state)
         tokens.append(y)
     torch.testing.assert_close(torch.stack(tokens, 1), expected)

@@ -15,6 +15,9 @@ from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseModel, expo
 from lagwise.models.ngrams import ContextEmbedding, MatchEmbedding, NgramEmbedding
 from lagwise.ops import Layout
 
+LINKS = [{"name": "prenorm", "token_mixer": {"name": "ema", "dimension": 2}} for _ in range(2)]
+CHAIN = {"name": "chain", "blocks": LINKS, "block_embeddings": True}
+
 
 def model(**fields: Any) -> LagwiseForCausalLM:
     made = tiny("tnn-lm", sharp=True, **fields)
@@ -131,7 +134,7 @@ def test_padding_at_the_start_of_a_part_separates_no_tokens(sizes: list[int], ro
 
 
 def test_added_tokens(tmp_path: Path) -> None:
-    grown = model(match_sizes=[2, 3])
+    grown = model(match_sizes=[2, 3], block=CHAIN, num_hidden_layers=2)
     ids = torch.randint(4, (2, 40))
     before, table = grown(ids).logits, grown.model.embed_matches.table.weight
     grown.resize_token_embeddings(258)
@@ -157,6 +160,7 @@ def test_ids_with_which_exports_are_checked_have_matches(device: torch.device) -
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"block": CHAIN, "inputs": "values"}, "block_embeddings of a chain need inputs 'tokens', got 'values'"),
         ({"match_sizes": [0]}, "match_sizes must be different numbers from 1 to 16"),
         ({"match_sizes": [2], "inputs": "values"}, "match_sizes need inputs 'tokens'"),
         *(({"ngram_sizes": n}, "ngram_sizes must be different numbers from 2 to 16") for n in ([1], [2, 2], [17])),

@@ -421,7 +421,8 @@ class LagwiseModel(LagwisePreTrainedModel):
         whole = not (self.training and self.config.stochastic_depth)  # which drops whole rows
         if whole and cache is None and not traced() and not compiled and layout.compact is not None:
             positions, layout = layout.compact
-            h, more = (None if t is None else t.flatten(0, 1).index_select(0, positions)[None] for t in (h, more))
+            h = h.flatten(0, 1).index_select(0, positions)[None]
+            more = None if more is None else more.flatten(0, 1).index_select(0, positions)[None]
         if layout.seq_idx is not None and layout.shard is None and (in_graph() or compiled):
             layout.group_for_graphs()
         of_layers = [None] * len(self.layers) if more is None else more.split(self._more, 2)
