@@ -80,7 +80,6 @@ def token_mixers(length: int) -> dict[str, dict[str, Any]]:
             f"synthesizer {form}": {"name": "synthesizer", "form": form, "max_length": length}
             for form in ("dense", "random")
         },
-        "cdil-cnn": {"name": "tcn", "circular": True},
     }
 
 
@@ -115,8 +114,6 @@ class Stack(nn.Module):
 def directions(name: str) -> tuple[bool, ...]:
     if name in _BLOCKS:
         return (True, False)
-    if name == "cdil-cnn":
-        return (False,)
     return MIXERS[token_mixers(512)[name]["name"]].directions
 
 
