@@ -80,10 +80,11 @@ def best() -> str:
     return f"""## The best language model per minute
 
 Bits per byte after equal minutes of one thread, in batches of 4 × 512 bytes, one seed each. conv-fd-local+4@3.6 is the
-recipe best-lm without `input_residual`, `block_embeddings` and a linear schedule, which came later: short convolutions, FD-TNN's kernel in TNN's gated unit, and
-attention in chunks of 128, with embeddings of n-grams of 2 to 4 bytes (many parameters, of which a step reads few) and
-of what came next when the last 3 and 6 bytes occurred before. Its lead over fd-tnn-lm is smallest on short pieces of
-novels, and grows with the length of the text, because a longer text repeats more.
+recipe best-lm without `input_residual`, `block_embeddings` and a linear schedule, which came later: short convolutions,
+FD-TNN's kernel in TNN's gated unit, and attention in chunks of 128, with embeddings of n-grams of 2 to 4 bytes (many
+parameters, of which a step reads few) and of what came next when the last 3 and 6 bytes occurred before. Its lead over
+fd-tnn-lm is smallest on short pieces of novels, and grows with the length of the text, because a longer text repeats
+more.
 
 {measured_table(_BEST, _COLUMNS, _per_minute(_BEST))}
 
@@ -91,7 +92,7 @@ The recipe best-lm on bytes, or on a BPE of the text's own with n-grams and matc
 minutes of the processor; bits per byte of all bytes of the test text at 512 tokens, and at about 14,336 bytes. With
 `data.tokenizer=auto` the recipe reads a BPE where the text has 8 MB or more: of 1,024 tokens if the training would read
 1.6 million bytes or more, of 4,096 from five million on. The enwik8 here has 3.9 MB, which a BPE reads three times in
-ten minutes; small has 300 KB of novels.
+ten minutes; small has 300 KB of novels. *before*: without `block_embeddings`, and with a cosine schedule.
 
 {_words()}"""
 
@@ -99,13 +100,14 @@ ten minutes; small has 300 KB of novels.
 def _words() -> str:
     rows = []
     for key, run in results(_VOCABULARIES)["results"].items():
-        text, minutes, size = key.split("/")
+        text, minutes, size, *changes = key.split("/")
         scores = [f"{score['bits_per_byte']:.3f}" for score in run["scores"]]
-        rows.append(((text, int(minutes), int(size)), [f"{run['steps']:,}", *scores]))
+        rows.append(((text, int(minutes), int(size), changes != ["blocks"]), [f"{run['steps']:,}", *scores]))
     table = [
-        [text, str(minutes), f"{size:,}" if size else "bytes", *cells] for (text, minutes, size), cells in sorted(rows)
+        [text, str(minutes), f"{size:,}" if size else "bytes", "before" if before else "now", *cells]
+        for (text, minutes, size, before), cells in sorted(rows)
     ]
-    columns = ["text", "minutes", "vocabulary", "steps", "at 512 tokens", "at 14,336 bytes"]
+    columns = ["text", "minutes", "vocabulary", "recipe", "steps", "at 512 tokens", "at 14,336 bytes"]
     return measured_table(_VOCABULARIES, columns, table)
 
 
