@@ -149,9 +149,10 @@ def predict(
     if source == "-" or text == ["-"]:
         raise typer.BadParameter("leave out --data and --text to read lines of standard input")
     with quick_imports():
+        from lagwise.data.writing import rows_as_csv
         from lagwise.runs import predict_run
         from lagwise.runs.evaluate import open_run
-        from lagwise.runs.predict import check_output, rows_as_csv, save_predictions
+        from lagwise.runs.predict import check_output, save_predictions
 
     if source is not None and text:
         raise typer.BadParameter("give --data or --text, not both")

@@ -9,7 +9,7 @@ import numpy as np
 from lagwise.data import open_rows
 from lagwise.data.labels import read_several_for
 from lagwise.data.series_files import read_sound
-from lagwise.runs.predict import rows_as_csv, write_sounds
+from lagwise.data.writing import rows_as_csv, write_sounds
 
 
 def test_lists_of_names_are_read_as_they_were(tmp_path: Path) -> None:
