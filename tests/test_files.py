@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lagwise.files import beside
+from lagwise.files import beside, write_whole
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,10 @@ def test_a_folder_beside_another_is_named_as_the_user_named_that(
     (tmp_path / "lm").mkdir()
     monkeypatch.chdir(tmp_path)
     assert beside(Path(folder), "-export") == Path(expected.format(here=tmp_path))
+
+
+def test_the_next_save_removes_what_a_killed_one_left_in_a_folder_and_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "run" / ".saving-inside").mkdir(parents=True)
+    (tmp_path / ".saving-beside").mkdir()
+    write_whole(tmp_path / "run" / "new", "text")
+    assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))] == ["run", "run/new"]

@@ -68,53 +68,47 @@ def test_mixers_that_refuse_shards(name: str) -> None:
         mixer.require_shards()
 
 
-class Threads:
-    """Processes of one shard each, as threads of this one: what they exchange is of one graph."""
+def in_threads(mixer: Mixer, sizes: Sequence[int], *tensors: Tensor | None) -> Tensor:
+    """The outputs of shards of x, mask and seq_idx in threads in place of processes: what they exchange is of one
+    graph."""
+    boxes, barrier = [[torch.empty(0)]] * len(sizes), threading.Barrier(len(sizes), timeout=60)
 
-    def __init__(self, sizes: Sequence[int], patch: pytest.MonkeyPatch):
-        self.sizes, self.boxes = sizes, [[torch.empty(0)]] * len(sizes)
-        self.barrier = threading.Barrier(len(sizes), timeout=60)
-        known = SimpleNamespace(get_rank=lambda rank: rank, get_world_size=lambda rank: len(sizes))
-        patch.setattr(shards, "dist", known)
-        patch.setattr(shards, "_swapped", self.swapped)
-
-    def swapped(self, sent: list[Tensor], shapes: list[tuple[int, ...]], rank: Any) -> list[Tensor]:
-        self.boxes[rank] = sent
-        self.barrier.wait()
-        received = [each[rank].reshape(shape) for each, shape in zip(self.boxes, shapes, strict=True)]
-        self.barrier.wait()
+    def swapped(sent: list[Tensor], shapes: list[tuple[int, ...]], rank: Any) -> list[Tensor]:
+        boxes[rank] = sent
+        barrier.wait()
+        received = [each[rank].reshape(shape) for each, shape in zip(boxes, shapes, strict=True)]
+        barrier.wait()
         return received
 
-    def mixed(self, mixer: Mixer, x: Tensor, mask: Tensor | None, seq_idx: Tensor | None) -> Tensor:
-        """The outputs of all shards."""
+    def work(rank: Any) -> Tensor:
+        x, mask, seq_idx = (None if t is None else t.split(list(sizes), 1)[rank] for t in tensors)
+        assert x is not None
+        try:
+            shard = shards.Shard(rank, len(x), x.shape[1], mask, seq_idx, x.device)
+            return mixer(x, layout=Layout(mask, seq_idx, shard=shard))
+        except BaseException:
+            barrier.abort()
+            raise
 
-        def work(rank: int) -> Tensor:
-            start = sum(self.sizes[:rank])
-            own = [None if t is None else t[:, start : start + self.sizes[rank]] for t in (x, mask, seq_idx)]
-            group: Any = rank
-            try:
-                shard = shards.Shard(group, len(x), self.sizes[rank], own[1], own[2], x.device)
-                return mixer(own[0], layout=Layout(*own[1:], shard=shard))
-            except BaseException:
-                self.barrier.abort()
-                raise
-
-        with ThreadPoolExecutor(len(self.sizes)) as threads:
-            return torch.cat(list(threads.map(work, range(len(self.sizes)))), 1)
+    known = SimpleNamespace(get_rank=lambda rank: rank, get_world_size=lambda _: len(sizes))
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(len(sizes)) as threads:
+        patch.setattr(shards, "dist", known)
+        patch.setattr(shards, "_swapped", swapped)
+        return torch.cat(list(threads.map(work, range(len(sizes)))), 1)
 
 
 @pytest.mark.cpu
 @pytest.mark.parametrize(
     "case", [case if "{}" in case or "{" not in case else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
 )
-def test_shards_in_threads(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    mixer, threads = CASES[case]().double(), Threads(SIZES[3], monkeypatch)
+def test_shards_in_threads(case: str) -> None:
+    mixer = CASES[case]().double()
     x = torch.randn(3, LENGTH, CHANNELS, dtype=torch.float64, requires_grad=True)
     for mask, seq_idx in split_layouts(LENGTH).values():
         slope = torch.randn(x.shape, dtype=torch.float64) * (1 if mask is None else mask[..., None])
         leaves = [x, *(p for p in mixer.parameters() if p.requires_grad)]
         found = []
-        for y in (threads.mixed(mixer, x, mask, seq_idx), mixer(x, layout=Layout(mask, seq_idx))):
+        for y in (in_threads(mixer, SIZES[3], x, mask, seq_idx), mixer(x, layout=Layout(mask, seq_idx))):
             gradients = torch.autograd.grad((y * slope).sum(), leaves, allow_unused=True, materialize_grads=True)
             found.append([(y * slope).detach(), *gradients])
         for ours, whole in zip(*found, strict=True):

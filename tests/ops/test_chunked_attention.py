@@ -157,8 +157,7 @@ def test_rotary_embedding_rotates_pairs_by_its_angles() -> None:
     torch.testing.assert_close(torch.compile(rotary, backend="aot_eager", fullgraph=True)(x, positions), turned)
     odd = torch.randn(2, 3, 5, 7, dtype=torch.float64)[..., 1:].copy_(x)  # a view that begins at odd places
     torch.testing.assert_close(rotary(odd, positions), turned)
-    for apart in (x.mT.contiguous().mT, torch.stack([x, x], -1)[..., 0]):
-        torch.testing.assert_close(rotary(apart, positions), turned)
+    torch.testing.assert_close(rotary(x.mT.contiguous().mT, positions), turned)
     torch.testing.assert_close(rotary(x, positions)[:1], rotary(x[:1], positions[0]))
     assert rotary(x.half(), positions).dtype == torch.float16
     places = torch.arange(5) % 3
