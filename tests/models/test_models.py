@@ -170,7 +170,7 @@ def test_gradient_checkpointing_recomputes_the_blocks_of_a_chain_one_by_one() ->
         ),
         ({"attention_mask": torch.ones(1, 3)}, "attention_mask must be"),
         ({"seq_idx": torch.zeros(1, 4, dtype=torch.long), "use_cache": True}, "cannot be streamed"),
-        ({"past_key_values": StreamingCache(5)}, "a StreamingCache of 2 layers, got one of 5"),
+        ({"past_key_values": StreamingCache(5)}, "a StreamingCache of 3 layers, got one of 5"),
     ],
     ids=lambda each: each if isinstance(each, str) else next(iter(each)),
 )

@@ -192,7 +192,10 @@ def test_other_inputs_are_refused() -> None:
         (lambda: model(input_values=x, seq_idx=one), "one text or series in each row"),
         (lambda: model(inputs_embeds=torch.randn(1, 5, 8)), "a wide part reads inputs themselves"),
         (lambda: at_rate(model, 0.5), r"rate 0\.5 is not for a model with a map of convolutions"),
-        (lambda: model(input_values=x, token_time=torch.ones(x.shape[:2])), "a time for every token is not for a model with a map"),
+        (
+            lambda: model(input_values=x, token_time=torch.ones(x.shape[:2])),
+            "a time for every token is not for a model with a map",
+        ),
         (lambda: LagwiseConfig(inputs=times, wide=WIDE), r"\(inputs.time\) go with no wide part"),
         (lambda: LagwiseForSequenceClassification(images.config), "needs LagwiseForImageClassification"),
         (

@@ -178,4 +178,4 @@ def test_a_token_waits_once_at_most(
             for _ in range(40):
                 step()
     assert len(waits.found) <= 40, waits.found[:12]
-    assert prepare is served or not waits.wide  # a server samples in float64 where there is any
+    assert prepare is not padded or not waits.wide  # texts are sampled in float64 where there is any

@@ -144,7 +144,8 @@ def sampled(model: LagwiseForCausalLM, ids: Tensor | Sequence[int], rule: Sampli
     FloatingPointError if the logits are no numbers, as those of a model whose training has diverged."""
     seed = int(torch.randint(2**62, (), device="cpu")) if rule.seed is None else rule.seed
     rules, ends, cache, logits = [(rule, random.Random(seed))], end_tokens(model), model.model.new_cache(), None
-    for chunk in torch.as_tensor(ids, device=model.device)[None].split(PREFILL, dim=1):
+    device = model.device  # which takes as long as a layer
+    for chunk in torch.as_tensor(ids, device=device)[None].split(PREFILL, dim=1):
         logits = model.next_logits(chunk, cache)
     for left in range(rule.max_tokens or MAX_NEW_TOKENS, 0, -1):
         assert logits is not None
@@ -155,7 +156,7 @@ def sampled(model: LagwiseForCausalLM, ids: Tensor | Sequence[int], rule: Sampli
         if token in ends:
             return
         if left > 1:
-            logits = model.next_logits(moved(torch.tensor([[token]], device="cpu"), model.device), cache)
+            logits = model.next_logits(moved(torch.tensor([[token]], device="cpu"), device), cache)
 
 
 def draw(logits: Tensor, rules: Sequence[tuple[Sampling, random.Random]]) -> list[int]:

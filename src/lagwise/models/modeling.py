@@ -229,6 +229,10 @@ class LagwiseModel(LagwisePreTrainedModel):
         limits += [part.max_length for part in parts]
         # Longest sequence that the configuration, every mixer and every kernel support; None for any.
         self.length_limit: int | None = min((limit for limit in limits if limit is not None), default=None)
+        context = sum(each.state_size for each in self.context_embeddings)
+        # Shapes of the states about tokens, for one row, and the number of states beside those of layers.
+        self._of_tokens = [()] * (config.position_embedding != "none") + [(context,)] * (context > 0)
+        self._beside = isinstance(self.norm, Mixer) + len(self._of_tokens)
         # Whether the model has a state to continue from; otherwise all tokens are computed again for each new one.
         self.has_state = all(part.streams for part in parts if isinstance(part, Mixer))
         self.post_init()
@@ -247,20 +251,9 @@ class LagwiseModel(LagwisePreTrainedModel):
         tokens = [(torch.zeros(batch, *shape, dtype=torch.long, device=self.device),) for shape in self._of_tokens]
         return *(part.init_state(batch) for part in streamed), *tokens
 
-    @property
-    def _of_tokens(self) -> list[tuple[int, ...]]:
-        """Shapes of the states about tokens, for one row."""
-        counts = [()] if self.config.position_embedding != "none" else []
-        context = self.context_embeddings
-        return [*counts, *([(sum(each.state_size for each in context),)] if context else [])]
-
-    @property
-    def _state_count(self) -> int:
-        return len(self.layers) + isinstance(self.norm, Mixer) + len(self._of_tokens)
-
     def new_cache(self) -> StreamingCache:
         """Create a cache before the first token."""
-        return StreamingCache(self._state_count)
+        return StreamingCache(len(self.layers) + self._beside)
 
     @can_return_tuple
     def forward(
@@ -362,7 +355,8 @@ class LagwiseModel(LagwisePreTrainedModel):
             cache = self.new_cache()
         if seq_idx is not None:
             raise ValueError("packed rows (seq_idx) cannot be streamed; pass use_cache=False")
-        states, blocks = self._state_count, len(self.layers)
+        blocks = len(self.layers)
+        states = blocks + self._beside
         if isinstance(cache, StreamingCache) and cache.rows is None and len(cache.layers) == blocks:
             cache.layers.extend(StreamingCache(states - blocks).layers)  # a cache for the blocks alone
         if not isinstance(cache, StreamingCache) or len(cache.layers) != states:
