@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseForMaskedLM
 from lagwise.training import load_recipe
-from lagwise.training.machine import compile_model
+from lagwise.training.setup import compile_model
 from lagwise_papers.bench.timing import interleaved, save_results
 
 RECIPES = (

@@ -26,7 +26,7 @@ from lagwise.ops.ski import (
     ski_reference,
     split_kernel,
 )
-from lagwise.ops.ski.products import _symbolic_rows
+from lagwise.ops.ski.products import _sparse_plus_smooth
 from lagwise.ops.toeplitz import block_lag_products
 
 pytestmark = pytest.mark.usefixtures("uninitialised_is_nan")
@@ -62,7 +62,7 @@ def test_each_ragged_row_equals_w_a_w_transposed(rank: int, degree: int) -> None
     rows = (first, lengths, torch.full_like(lengths, rank))
     fast, of_graphs = (
         ski_product(x, a, degree=degree, local=(local, 2), rows=rows),
-        _symbolic_rows(x, a, *rows, degree, (local, 2)),
+        _sparse_plus_smooth.plain(x, local, a, *rows, 2, 0, degree),
     )
     exact = torch.zeros_like(x)
     for i, (start, length) in enumerate(zip(first.tolist(), lengths.tolist(), strict=True)):
