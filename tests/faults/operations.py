@@ -83,7 +83,7 @@ def work(folder: Path, command: tuple[str, ...], number: int, error: int, large:
     from lagwise.cli.main import app
     from lagwise.runs import convert, watch
 
-    convert._TOKENS_PER_TURN = 1  # of what is timed
+    vars(convert)["_TOKENS_PER_TURN"] = 1  # of what is timed
     uvicorn.run = lambda *args, **options: None
     if command[0] == "watch":
         watch.time.sleep = lambda seconds: signal.raise_signal(signal.SIGINT)  # at the end of what is followed

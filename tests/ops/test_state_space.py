@@ -162,7 +162,8 @@ def some_modes_of_nothing(channels: int) -> Modes:
 
 def test_the_bound_between_points_of_the_transform_is_reached() -> None:
     """By ``1 - z**8``, whose largest values are all halfway between two points."""
-    nothing = Modes(*torch.zeros(2, 1, 0, dtype=torch.complex128), torch.zeros(1, dtype=torch.float64))
+    none = torch.zeros(1, 0, dtype=torch.complex128)
+    nothing = Modes(none, none, torch.zeros(1, dtype=torch.float64))
     taps = torch.tensor([1.0, *[0.0] * 7, -1.0], dtype=torch.float64)
     assert largest_difference(taps, nothing)[0] == pytest.approx(2.0)
 
