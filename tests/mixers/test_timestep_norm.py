@@ -27,6 +27,7 @@ def start(groups: int, rows: int = 1) -> Moments:
 
 def test_it_obeys_the_contract_of_mixers() -> None:
     testing.check_mixer(factory, lengths=(1, 2, 3, 64, 1021))
+    assert TimestepNorm(12).groups == 1
 
 
 @pytest.mark.covers("Megalodon §3.2")
