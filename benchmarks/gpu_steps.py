@@ -30,8 +30,8 @@ from torch import Tensor, nn
 
 from lagwise.models.compiled import capture
 from lagwise.ops import fused
-from lagwise.training.setup import compile_model
 from lagwise.training.recipe import REDUCE_OVERHEAD
+from lagwise.training.setup import compile_model
 from lagwise_papers.bench.timing import Timing, interleaved, save_results
 from steps.step_models import MODELS, PEERS, SHAPES, build, cases, layers_between
 

@@ -12,7 +12,8 @@ from transformers.modeling_outputs import MaskedLMOutput
 from transformers.utils.generic import can_return_tuple
 
 from lagwise.models.configuration import PAIRS, SINGLE, LagwiseConfig
-from lagwise.models.modeling import LagwiseModel, LagwiseModelOutput, LagwisePreTrainedModel
+from lagwise.models.modeling import LagwiseModel, LagwiseModelOutput
+from lagwise.models.pretrained import LagwisePreTrainedModel
 from lagwise.ops.operation import definitions_only, in_graph, surely
 from lagwise.ops.packing import row_extents
 from lagwise.ops.vocabulary import chunked_cross_entropy

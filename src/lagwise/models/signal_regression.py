@@ -15,7 +15,7 @@ from transformers.utils.generic import ModelOutput, can_return_tuple
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.embeddings import ValueInput, check_scale
 from lagwise.models.heads import Head
-from lagwise.models.modeling import is_loaded
+from lagwise.models.pretrained import is_loaded
 from lagwise.tables import build, check_integer
 
 _FLOOR = 1e-4  # added to the power of a filter before the logarithm, in standardised units

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from lagwise.models.modeling import LagwisePreTrainedModel
+from lagwise.models.pretrained import LagwisePreTrainedModel
 from lagwise.runs.vectors import embed, hidden_model
 from lagwise.serving.scheduler import Busy
 from lagwise.tables import check_integer

@@ -83,7 +83,8 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
         if state.is_main_process:
             check_unused(out)  # another process may have trained there in the meantime
             if trainer is not None:
-                about["parameters"] = trainer.model_wrapped.num_parameters()
+                model: Any = trainer.model_wrapped
+                about["parameters"] = model.num_parameters()
             begin_run(recipe, out, {**about, "asked": requested, **describe()})
             try:
                 _fit_first(recipe, data, out, progress)
