@@ -15,7 +15,7 @@ from lagwise.files import one_line
 IN_PAPERS = frozenset(
     (
         *("hyena", "linear_attention", "lru", "s5", "gss", "flash", "gmlp", "synthesizer", "long_short"),
-        *("relative_attention", "fnet", "gfnet", "afno", "afno2d"),
+        *("relative_attention", "fnet", "gfnet", "afno", "afno2d", "caracal", "toeplitz_heads"),
         *("associative_recall", "multi_query_recall", "dna_classification"),
         *(".fasta", ".fa", ".fna", ".ffn", ".faa", ".fastq", ".fq"),
         *("aan", "cola", "listops", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli"),

@@ -31,6 +31,7 @@ DECAYED: dict[str, set[str]] = {
     "mixer short_conv": {"weight", "taps"},
     "mixer lru": {"input", "output"},
     "mixer s5": {"input", "output"},
+    "mixer caracal": {"weight", "taps"},
     "mixer gss": {"weight", "amplitude"},
     "mixer gmlp": {"weight", "mixing"},
     "mixer synthesizer": {"weight", "scores"},

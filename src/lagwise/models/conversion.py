@@ -21,7 +21,7 @@ from lagwise.tables import check_integer
 CONVERSION_FILE = "conversion.json"  # marks the folder of a converted run
 _ENDLESS_LAGS = 4096  # lags of a kernel of infinite support that are converted
 # Default kernel of the causal mixers that have one.
-KERNEL_MIXERS = {"toeplitz": "rpe", "gtu": "rpe", "hyena": "hyena", "gss": "dss"}
+KERNEL_MIXERS = {"toeplitz": "rpe", "gtu": "rpe", "hyena": "hyena", "gss": "dss", "toeplitz_heads": "free"}
 
 
 def recurrent_form(

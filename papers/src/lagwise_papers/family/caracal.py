@@ -41,7 +41,7 @@ class CaracalMixer(Mixer):
     """
 
     directions = (True,)
-    grows = True
+    grows = takes_shards = True
 
     def __init__(self, channels: int, *, causal: bool = True, heads: int = 8, short: int = 3):
         super().__init__(channels, causal)
@@ -60,13 +60,18 @@ class CaracalMixer(Mixer):
 
     def mix(self, x: Tensor, state: CaracalState | None, layout: Layout) -> tuple[Tensor, Any]:
         if state is None:
-            return from_first_token(self._whole_rows, x, layout.mask), None
+            pairs = self._pairs(layout.near(self._short, x, self.taps.shape[1] - 1, 0), layout.mask)
+            if layout.shard is None:
+                return self.out(self._rows(pairs, layout)), None
+            return self.out(
+                layout.shard.by_channels(self._rows, pairs, groups=self.channels, outputs=self.channels)
+            ), None
         near, short = dilated_prefill(x, self.taps, 1, state.short)
         real = x.new_ones(x.shape[:2], dtype=torch.bool) if layout.mask is None else layout.mask
         pairs, seen = state.pairs.append(self._pairs(near, real)), state.seen + real.sum(1)
         tokens = pairs.tokens.to(x.dtype)
         if x.shape[1] == 1 and common(seen) == pairs.size:
-            value, taps = tokens.chunk(2, 2)
+            value, taps = tokens.unflatten(2, (-1, 2)).unbind(3)
             y = (value * taps.flip(1)).sum(1, keepdim=True)
         else:
             kept = torch.arange(pairs.size - 1, -1, -1, device=x.device) < seen[:, None]
@@ -79,20 +84,22 @@ class CaracalMixer(Mixer):
         pairs = Window.empty(batch_size, 2 * self.channels, None, like=self.taps)
         return CaracalState(short, pairs, torch.zeros(batch_size, dtype=torch.long, device=self.taps.device))
 
-    def _whole_rows(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        near = dilated_convolution(x, self.taps, 1, causal=True)
-        return self.out(self._product(self._pairs(near, mask), mask))
+    def _short(self, x: Tensor, layout: Layout) -> Tensor:
+        return dilated_convolution(x, self.taps, 1, causal=True)
 
     def _pairs(self, near: Tensor, real: Tensor | None) -> Tensor:
-        """Compute values and taps ``(batch, length, 2 channels)``, zero at padding."""
+        """Compute the value and the tap of each channel, ``(batch, length, 2 channels)``, zero at padding."""
         normed = self.norm(near)
         gate = self.heads(F.silu(self.gate(normed)).mT).mT
-        pairs = torch.cat([self.value(normed), gate], 2)
+        pairs = torch.stack([self.value(normed), gate], 3).flatten(2)
         return pairs if real is None else pairs * real[..., None]
+
+    def _rows(self, pairs: Tensor, layout: Layout) -> Tensor:
+        return from_first_token(self._product, pairs, layout.mask)
 
     def _product(self, pairs: Tensor, mask: Tensor | None) -> Tensor:
         """Convolve values with taps, where each row and channel has its own."""
-        value, taps = pairs.chunk(2, 2)
+        value, taps = pairs.unflatten(2, (-1, 2)).unbind(3)
         signal = value.transpose(0, 1).flatten(1)[None]  # rows as channels
         y = toeplitz_product(signal, taps.mT.flatten(0, 1), causal=True)
         return y[0].unflatten(1, (len(pairs), -1)).transpose(0, 1)

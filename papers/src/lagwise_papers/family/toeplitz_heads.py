@@ -53,7 +53,8 @@ class ToeplitzHeadsMixer(Mixer):
 
     Options:
         heads: must divide the channels, ValueError otherwise.
-        kernel: spec of the lag kernel of a head; by default ``free`` of 1,024 lags without decay.
+        kernel: spec of the lag kernel of a head, by default ``free`` of 1,024 lags without decay. A state space, as
+            conversion makes it, is that of each channel.
         engine: as in `ToeplitzMixer`.
 
     The published layer also adds a number to all channels at each position, counted from the start of a text; it is
@@ -76,9 +77,13 @@ class ToeplitzHeadsMixer(Mixer):
         super().__init__(channels, causal)
         check_heads(channels, heads)
         spec = {"name": "free", "decay": 1.0, "max_length": 1024} if kernel is None else kernel
-        shared: Any = SharedKernel(channels, build(KERNELS, spec, heads, what="kernel", causal=causal))
+        made: Any = build(KERNELS, spec, heads, what="kernel", causal=causal)
+        if made.recurrent:
+            made = build(KERNELS, spec, channels, what="kernel", causal=causal)
+        else:
+            made = SharedKernel(channels, made)
         self.value = nn.Linear(channels, channels)
-        self.toeplitz = ToeplitzMixer(channels, causal=causal, kernel=shared, engine=engine)
+        self.toeplitz = ToeplitzMixer(channels, causal=causal, kernel=made, engine=engine)
         self.out = nn.Linear(channels, channels)
 
     def mix(self, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
