@@ -431,7 +431,7 @@ PREDICATES = re.findall(
     "symbolic is_compiling in_graph fused traced differentiable transformed _frozen exporting narrow has_static_value "
     "available few_lags is_tracing cpu_graph callable_directly definitions_only open_length",
 )
-MAX_QUESTIONS = 68
+MAX_QUESTIONS = 69
 
 
 @functools.cache

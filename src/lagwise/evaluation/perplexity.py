@@ -28,6 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lagwise.models.cache import rows_apart
 from lagwise.progress import progress_bar
 
 _TOKENS_PER_BATCH = 16384
@@ -95,7 +96,7 @@ def windows(model: Any, length: int, *streams: torch.Tensor, progress: bool) -> 
     if limit is not None and min(length, count) > limit:
         raise ValueError(f"length {length} is over the model's limit of {limit} tokens")
     model.eval()
-    n_full, rows = count // length * length, max(1, _TOKENS_PER_BATCH // length)
+    n_full, rows = count // length * length, 1 if rows_apart() else max(1, _TOKENS_PER_BATCH // length)
     full_windows = [each[:n_full].view(-1, length).split(rows) if n_full else () for each in streams]
     last_window = [[each[None, n_full:]] if n_full < count else [] for each in streams]
     desc = f"evaluating at {length}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ from lagwise.mixers.state import (
     select_rows,
 )
 
+APART = "LAGWISE_INVARIANT"
 _FORMER = ("real", "recent")  # names in saved states of what is now the last of them
 NAMES = ("cache", "past_key_values")
 #: The name in the installed transformers.
@@ -82,6 +84,7 @@ class StreamingCache(Cache):
         seen: Positions processed, including padding.
         behind: How many positions fewer than ``seen`` each row of a joined batch has, ``(batch,)``; None if none.
         stream: Compiled code that holds the states, if any.
+        parts: Caches of single rows, which hold the states where rows are computed apart (`rows_apart`).
         past: Copies of the cache from before each forward since the last `crop`, if they are recorded.
 
     >>> from lagwise import LagwiseConfig, LagwiseForCausalLM
@@ -103,6 +106,7 @@ class StreamingCache(Cache):
         self.model: int | None = None
         self.behind: Tensor | None = None
         self.stream: Any = None
+        self.parts: list[StreamingCache] | None = None
         self.past: list[StreamingCache] | None = None
 
     @property
@@ -150,7 +154,12 @@ class StreamingCache(Cache):
         if any(cache.model != first.model or len(cache.layers) != len(first.layers) for cache in caches):
             raise ValueError("caches to join must belong to one model")
         joined = StreamingCache(len(first.layers))
-        joined.states = join_states([tuple(cache.states) for cache in caches])
+        if rows_apart():
+            joined.parts = [
+                part for cache in caches for part in cache.copy().of_single_rows(cache.rows or 1, cache.model)
+            ]
+        else:
+            joined.states = join_states([tuple(cache.states) for cache in caches])
         joined.model, joined.seen, joined.rows = first.model, seen, sum(cache.rows or 0 for cache in caches)
         behind = [torch.full((each.rows or 0,), 0) if each.behind is None else each.behind for each in caches]
         joined.behind = torch.cat([own + (seen - each.seen) for own, each in zip(behind, caches, strict=True)])
@@ -161,7 +170,20 @@ class StreamingCache(Cache):
         other = copy.copy(self)
         other.layers = [copy.copy(layer) for layer in self.layers]
         other.past = None
+        other.parts = None if self.parts is None else [part.copy() for part in self.parts]
         return other
+
+    def of_single_rows(self, rows: int, model: int | None) -> list[StreamingCache]:
+        """The caches of single rows, which hold the states from now on. ValueError for another batch size or model, and
+        if rows have been computed together."""
+        self.require_continues(rows, model)
+        self.record()
+        if self.parts is None and self.rows not in (None, 1):
+            raise ValueError(f"the cache was begun without {APART}=1; begin a new one")
+        if self.parts is None:
+            self.parts = [self.copy() if self.seen else StreamingCache(len(self.layers)) for _ in range(rows)]
+        self.rows, self.model = rows, model
+        return self.parts
 
     def activate_past_recording(self) -> None:
         """Record the states before every forward from now on, so that `crop` can restore them. Recorded states share
@@ -229,11 +251,17 @@ class StreamingCache(Cache):
         """Keep these rows, in this order; a row may be selected several times."""
         self.states = select_rows(tuple(self.states), indices)
         self.rows = None if self.rows is None else len(indices)
+        self.parts = None if self.parts is None else [self.parts[i].copy() for i in indices.tolist()]
         if self.behind is not None:
             self.behind = select_rows(self.behind, indices)
             surplus = int(self.behind.min())  # not 0 if the longest row was removed
             self.behind = self.behind - surplus
             self.seen -= surplus
+
+
+def rows_apart() -> bool:
+    """Whether language models compute each row of a batch by itself, for the same bits in every batch."""
+    return os.environ.get(APART) == "1"
 
 
 class CarriedStates:

@@ -13,10 +13,11 @@ from transformers import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
-from lagwise.models.cache import CACHE, EitherName, StreamingCache, either
+from lagwise.models.cache import APART, CACHE, EitherName, StreamingCache, either, rows_apart
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.heads import VocabularyHead
-from lagwise.models.inputs import check_prompt_length, check_prompts, require_no_padding_after
+from lagwise.models.inputs import check_prompt_length, check_prompts, current_mask, require_no_padding_after
+from lagwise.ops.operation import traced
 from lagwise.ops.packing import document_starts, row_extents
 from lagwise.tables import check_integer
 
@@ -102,7 +103,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
     def next_logits(self, input_ids: Tensor, cache: StreamingCache) -> Tensor:
         """Compute logits ``(batch, vocab_size)`` of the next token after input_ids ``(batch, length)``, which follow
         the tokens that a cache has seen. Uses the compiled step if there is one, with less overhead than `forward`."""
-        step = self._steps.get(len(input_ids), self._steps.get(None))
+        step = None if rows_apart() else self._steps.get(len(input_ids), self._steps.get(None))
         logits = None if step is None else step.follow(self, input_ids, cache)
         if logits is None:
             logits = self(input_ids, cache=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
@@ -187,6 +188,44 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
             self(ids, attention_mask=seen, cache=cache, use_cache=True, logits_to_keep=1)
             cache.crop(0)
 
+    @staticmethod
+    def _several(inputs: dict[str, Any]) -> bool:
+        """Whether inputs are not just a row without padding."""
+        rows = next((each for each in (inputs["input_ids"], inputs["inputs_embeds"]) if each is not None), ())
+        apart = isinstance(inputs["cache"], StreamingCache) and inputs["cache"].parts is not None
+        return apart or len(rows) > 1 or inputs["attention_mask"] is not None
+
+    def _apart(self, inputs: dict[str, Any], keep: Any) -> CausalLMOutput:
+        """`forward` for each row by itself, without its padding. Matrix products and vector loops round differently in
+        batches of other sizes, so a row then has the same bits in each batch as alone. Logits at padding are zero.
+        ValueError where rows cannot be computed apart."""
+        if traced() or self.model._sequence_group is not None or inputs.get("output_hidden_states"):
+            raise ValueError(f"{APART}=1 is not for compiled models, split sequences or output_hidden_states")
+        if not isinstance(keep, int):
+            raise ValueError(f"{APART}=1 needs a number as logits_to_keep, got {keep!r:.80}")
+        tokens, mask, cache = inputs["input_ids"], inputs["attention_mask"], inputs["cache"]
+        batch, length = (inputs["inputs_embeds"] if tokens is None else tokens).shape[:2]
+        mask = torch.ones(batch, length, dtype=torch.bool) if mask is None else current_mask(mask, batch, length)
+        cache = self.model._cache(cache, inputs["use_cache"], batch, inputs["seq_idx"])
+        parts = [None] * batch if cache is None else cache.of_single_rows(batch, self.model.number)
+        shown = []
+        for row, (real, part) in enumerate(zip(mask, parts, strict=True)):
+            own = {**inputs, "attention_mask": None, "use_cache": part is not None, "cache": part}
+            for name, value in own.items():
+                if isinstance(value, Tensor) and value.dim() > 1:
+                    value = value[row : row + 1] if len(value) == batch else value
+                    own[name] = value[:, real] if value.shape[1] == length else value
+            scored = real.any()[None] if keep == 1 else real[-keep:]
+            count = int(scored.sum())
+            logits = torch.zeros(len(scored), self.config.vocab_size, dtype=self.dtype, device=self.device)
+            if real.any():
+                new = self(**own, logits_to_keep=max(1, count) if keep else 0).logits[0, -count or len(real) :]
+                logits = logits.index_put((scored.nonzero()[:, 0],), new.to(self.dtype))  # autocast has another type
+            shown.append(logits)
+        if cache is not None:
+            cache.seen += length
+        return CausalLMOutput(logits=torch.stack(shown), **{CACHE: cache})
+
     @can_return_tuple
     def forward(
         self,
@@ -211,6 +250,8 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
         inputs |= {"inputs_embeds": inputs_embeds, "cache": cache, "use_cache": use_cache}
         inputs |= {"seq_idx": seq_idx, "cu_seqlens": cu_seqlens, "position_ids": position_ids, **kwargs}
+        if rows_apart() and self._several(inputs) and (labels is None or cache is not None):
+            return self._apart(inputs, logits_to_keep)
         steps = self._steps
         if input_ids is not None and steps and (step := steps.get(len(input_ids), steps.get(None))) is not None:
             logits = step.answer(self, {**inputs, "labels": labels, "logits_to_keep": logits_to_keep})
