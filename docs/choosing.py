@@ -118,7 +118,7 @@ def _advice(models: Models) -> list[tuple[str, str, str]]:
         return f"{encoders[model]['test'][place]['loss']:.2f}"
 
     transformer = ("transformer-alibi-lm", 0.002)
-    words = results("vocabularies-cpu.json")["results"]["novels/10/4096"]["scores"][0]["bits_per_byte"]
+    words = results("vocabularies-cpu.json")["results"]["novels/10/4096/blocks"]["scores"][0]["bits_per_byte"]
     return [
         (
             "a text, and minutes of a CPU",
