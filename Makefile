@@ -38,7 +38,7 @@ AUDIT := cyclonedx-bom==7.5.0 pip-audit==2.10.1
 # scripts/mutate.py names.
 MUTATED := ops kernels mixers fits conversion sampling
 
-.PHONY: demo test test-slow test-faults test-gpu test-device test-triton test-titan test-lowest test-newest coverage fuzz fuzz-models mutate lint names bench docs docs-serve \
+.PHONY: demo test test-slow test-faults test-gpu test-device test-examples test-triton test-titan test-lowest test-newest coverage fuzz fuzz-models mutate lint names bench docs docs-serve \
   wheel-check hashes audit release-check release clean
 
 $(INSTALLED): pyproject.toml papers/pyproject.toml constraints.txt
@@ -74,6 +74,9 @@ test-device: $(INSTALLED)  ## mixers, models and commands on a device made in Py
 	  tests/mixers/test_devices.py tests/runs/test_devices_of_runs.py tests/runs/test_devices_waits.py \
 	  tests/mixers/test_edges.py $(addprefix tests/models/test_,context_embeddings.py heads.py prediction.py rates.py) \
 	  $(addprefix papers/tests/imports/test_,hyena_import.py mega_import.py)
+
+test-examples: $(INSTALLED)  ## the gallery's stories on real data
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "slow or not slow" tests/test_examples.py -k "neuron or files"
 
 test-triton: $(INSTALLED)  ## the fused kernels for GPUs, in Triton's interpreter and by its compiler, on Linux
 	rm -rf build/triton && $(BIN)/python -m pip install $(QUIETLY) --no-deps --target build/triton $(TRITON)

@@ -53,8 +53,8 @@ gallery = script("gallery")
 
 
 def examples() -> list[Any]:
-    """The scripts of the gallery; those on real data run by default."""
-    marks = {"neuron_on_a_chip": [needs_chip, needs_compiler], "map_of_files": [], "watch_log": []}
+    """The scripts of the gallery, of which the quickest on real data runs by default."""
+    marks = {"neuron_on_a_chip": [needs_chip, needs_compiler, pytest.mark.slow], "watch_log": []}
     return [
         pytest.param(path, marks=marks.get(path.stem, pytest.mark.slow), id=path.stem) for path in gallery.scripts()
     ]

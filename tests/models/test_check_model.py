@@ -19,6 +19,7 @@ from lagwise.testing import check_model
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [*CAUSAL, "megalodon-lm", "transformer-learned-lm"])
 def test_every_model_of_lagwise_passes(name: str) -> None:
     report = check_model(tiny(name, sharp=True), load_tokenizer("bytes"), tolerance=1e-6)

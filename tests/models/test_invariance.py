@@ -33,6 +33,7 @@ def streamed(model: LagwiseForCausalLM, ids: Tensor, mask: Tensor | None, ends: 
     return torch.cat(parts, 1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MODELS)
 @settings(max_examples=4, deadline=None, database=None)
 @given(seed=st.integers(0, 99), rows=st.integers(2, 9), cut=st.integers(1, LENGTH - 2))
@@ -65,6 +66,7 @@ def _model(name: str) -> LagwiseForCausalLM:
     return _models[name]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_generation_and_sessions(name: str) -> None:

@@ -62,6 +62,7 @@ def test_rows_with_holes_are_read_and_continued_as_alone(name: str) -> None:
     check(model(given, attention_mask=real, past_key_values=joined).logits, expected, real)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.filterwarnings("ignore:A decoder-only")
 def test_prompts_with_padding_anywhere_are_continued_as_alone(name: str) -> None:

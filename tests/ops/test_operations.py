@@ -365,6 +365,7 @@ def test_autocast(case: Case) -> None:
     same(found, tensors(case.operation.plain(*args)), 0.1)
 
 
+@pytest.mark.sampled(2)
 @every_case
 def test_traces_hold_the_definition(case: Case) -> None:
     case.needs("traces")
@@ -389,6 +390,7 @@ class _Module(torch.nn.Module):
         return self.case.operation(*(next(rest) if isinstance(each, Tensor) else each for each in self.args))
 
 
+@pytest.mark.sampled(2)
 @every_case
 def test_compiled_at_every_length(case: Case) -> None:
     torch._dynamo.reset()
@@ -403,6 +405,7 @@ def test_compiled_at_every_length(case: Case) -> None:
         assert f"lagwise.{case.operation._operator._name}." in "".join(code)
 
 
+@pytest.mark.sampled(2)
 @every_case
 def test_exported_with_an_open_length(case: Case) -> None:
     """Files hold only PyTorch's own operations."""

@@ -50,6 +50,7 @@ def table(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", TRAINED)
 def test_files_are_trained_on_where_they_lie(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run lies in the folder of the data; it is trained, or stopped and resumed, then evaluated and used."""
