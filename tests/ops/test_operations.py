@@ -365,7 +365,6 @@ def test_autocast(case: Case) -> None:
     same(found, tensors(case.operation.plain(*args)), 0.1)
 
 
-@pytest.mark.sampled(2)
 @every_case
 def test_traces_hold_the_definition(case: Case) -> None:
     case.needs("traces")
@@ -405,7 +404,6 @@ def test_compiled_at_every_length(case: Case) -> None:
         assert f"lagwise.{case.operation._operator._name}." in "".join(code)
 
 
-@pytest.mark.sampled(2)
 @every_case
 def test_exported_with_an_open_length(case: Case) -> None:
     """Files hold only PyTorch's own operations."""
