@@ -80,7 +80,8 @@ def test_mixers_of_fixed_length_refuse_longer_texts(name: str) -> None:
         *(("gss", {"contraction": 0.01}), ("flash", {"query_size": 3}), ("flash", {"chunk": 0})),
         *(("gmlp", {"matrix": "circulant"}), ("gmlp", {"expansion": 0.01}), ("synthesizer", {"form": "factored"})),
         *(("long_short", {"rank": 0}), ("relative_attention", {"memory": 0}), ("afno", {"heads": 3})),
-        *(("afno", {"threshold": -1.0}), ("afno2d", {"activation": "sine"})),
+        *(("afno", {"threshold": -1.0}), ("afno2d", {"activation": "sine"}), ("caracal", {"short": 0})),
+        *(("caracal", {"heads": 3}), ("toeplitz_heads", {"heads": 3})),
     ],
     ids=str,
 )

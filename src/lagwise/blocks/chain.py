@@ -62,7 +62,7 @@ class ChainBlock(Block):
     ):
         inputs = max(1, len(blocks)) if block_embeddings else 1
         super().__init__(inputs * channels)
-        self.inputs = inputs  # of so many channels each, side by side
+        self.inputs = inputs
         if isinstance(blocks, str | Mapping) or not blocks:
             raise ValueError(f"blocks must be a list of at least one block, got {blocks!r}")
         self.blocks = nn.ModuleList(

@@ -23,6 +23,8 @@ from lagwise.tables import Spec, build, known
 class Block(StreamModule):
     """A residual layer on ``(batch, length, channels)`` that streams as its mixers do. Abstract, as `StreamModule`."""
 
+    inputs: int = 1  # of as many channels each as its output, side by side
+
 
 class RMSNorm(nn.RMSNorm):
     """``x / sqrt(mean(x²) + epsilon)`` over the channels (TNN's SimpleRMSNorm), by default without parameters.

@@ -49,7 +49,7 @@ _numbers = itertools.count()
 
 
 class _Own:
-    """What copies of a model do not share: its number, which caches carry, and its compiled steps by batch size."""
+    """The part of a model that copies do not share: its number, which caches carry, and its steps by batch size."""
 
     def __init__(self) -> None:
         self.number, self.steps = next(_numbers), dict[Any, Any]()
@@ -118,7 +118,7 @@ class LagwiseModel(LagwisePreTrainedModel):
             LagwiseLayer(config, config.stochastic_depth * (i + 1) / count) for i in range(count)
         )
         blocks = [cast(Any, layer).block for layer in self.layers]
-        self._more = [size * (getattr(block, "inputs", 1) - 1) for block in blocks]  # channels of each layer's input
+        self._more = [size * (block.inputs - 1) for block in blocks]  # further channels of each layer's input
         if any(self._more) and config.input_name != "tokens":
             raise ValueError(f"block_embeddings of a chain need inputs 'tokens', got {config.input_name!r}")
         self.embed_blocks = nn.Embedding(config.vocab_size, sum(self._more)) if any(self._more) else None

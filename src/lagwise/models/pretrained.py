@@ -1,4 +1,4 @@
-"""What all models have in common beside their forward pass: initial weights, sizes of vocabularies, shards."""
+"""The base class of all models, with all but their forward pass: initial weights, sizes of vocabularies, shards."""
 
 from __future__ import annotations
 

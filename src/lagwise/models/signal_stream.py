@@ -138,7 +138,7 @@ class SignalStream:
         return torch.cat(parts) if parts else x.new_zeros(0, self.size)
 
     def first(self) -> dict[str, Any]:
-        """What steps read beside the states of the layers, before the first one."""
+        """Make what steps read beside the states of the layers, before the first one."""
         return {}
 
     def outputs(self, samples: Tensor, cache: Any, carried: Mapping[str, Any]) -> tuple[Tensor, Mapping[str, Any]]:

@@ -13,6 +13,7 @@ from lagwise.ops import Layout, dilated_convolution, toeplitz_product
 from lagwise.ops.packing import from_first_token
 from lagwise.ops.toeplitz import dilated_prefill
 from lagwise.ops.window import Window, common
+from lagwise.tables import check_integer
 
 
 class CaracalState(NamedTuple):
@@ -46,7 +47,7 @@ class CaracalMixer(Mixer):
     def __init__(self, channels: int, *, causal: bool = True, heads: int = 8, short: int = 3):
         super().__init__(channels, causal)
         check_heads(channels, heads)
-        self.taps = nn.Parameter(torch.empty(channels, short))
+        self.taps = nn.Parameter(torch.empty(channels, check_integer("short", short)))
         self.norm = nn.LayerNorm(channels)
         self.value, self.gate = nn.Linear(channels, channels), nn.Linear(channels, channels)
         self.heads = nn.Conv1d(channels, channels, 1, groups=heads)

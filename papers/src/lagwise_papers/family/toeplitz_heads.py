@@ -77,11 +77,12 @@ class ToeplitzHeadsMixer(Mixer):
         super().__init__(channels, causal)
         check_heads(channels, heads)
         spec = {"name": "free", "decay": 1.0, "max_length": 1024} if kernel is None else kernel
-        made: Any = build(KERNELS, spec, heads, what="kernel", causal=causal)
-        if made.recurrent:
-            made = build(KERNELS, spec, channels, what="kernel", causal=causal)
-        else:
-            made = SharedKernel(channels, made)
+        of_head: Any = build(KERNELS, spec, heads, what="kernel", causal=causal)
+        made: Any = (
+            build(KERNELS, spec, channels, what="kernel", causal=causal)
+            if of_head.recurrent
+            else SharedKernel(channels, of_head)
+        )
         self.value = nn.Linear(channels, channels)
         self.toeplitz = ToeplitzMixer(channels, causal=causal, kernel=made, engine=engine)
         self.out = nn.Linear(channels, channels)

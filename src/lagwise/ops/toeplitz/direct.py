@@ -64,7 +64,7 @@ class Direct(Engine):
 
 
 class DirectKernel(Direct):
-    """The same by kernels on a GPU."""
+    """`Direct` by kernels on a GPU."""
 
     @staticmethod
     def serves(x: Tensor, kernel: Tensor, origin: int, engine: str, dilation: int) -> bool:

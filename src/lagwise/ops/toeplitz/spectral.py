@@ -141,7 +141,7 @@ class FFT(Engine):
 
 
 class FramesOnGPU(FFT):
-    """The same with Triton's kernels around the FFTs, of all channels at once."""
+    """`FFT` with Triton's kernels around it, of all channels at once."""
 
     @staticmethod
     def serves(x: Tensor, kernel: Tensor, origin: int, engine: str, dilation: int) -> bool:
@@ -181,7 +181,7 @@ class FramesOnGPU(FFT):
 
 
 class Loops(FFT):
-    """The same by loops in C."""
+    """`FFT` by loops in C."""
 
     @staticmethod
     def serves(x: Tensor, kernel: Tensor, origin: int, engine: str, dilation: int) -> bool:
